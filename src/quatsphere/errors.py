@@ -1,0 +1,43 @@
+"""The errors a user sees: one line each, with the exit code the command ends with."""
+
+
+class QuatsphereError(Exception):
+    """Base of all errors with a one-line message that says what, where and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(QuatsphereError, ValueError):
+    """A setting, shape or name breaks a rule; the message states the rule and the nearest legal value."""
+
+    exit_code = 2
+
+
+class DataError(QuatsphereError):
+    """A data file is missing, damaged, unsafe or not what it claims to be."""
+
+    exit_code = 3
+
+
+class CheckpointError(QuatsphereError):
+    """A checkpoint or run folder cannot be used."""
+
+    exit_code = 4
+
+
+class NumericsError(QuatsphereError, ArithmeticError):
+    """A loss, gradient or parameter is not finite, or a quaternion has no direction."""
+
+    exit_code = 5
+
+
+class ResourceError(QuatsphereError):
+    """Disk or memory ran out."""
+
+    exit_code = 6
+
+
+class DistributedError(QuatsphereError):
+    """The processes of one run disagree, or one of them is gone."""
+
+    exit_code = 7

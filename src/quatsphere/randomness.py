@@ -1,0 +1,74 @@
+"""Random numbers as a pure function of named integers: no state, so any batch size, order or resume gives the same.
+
+A key is an int64 made by folding integers such as (seed, epoch, sample) with the finaliser of SplitMix64
+(Steele, Lea and Flood 2014); element i of a key's stream is the finaliser of key + (i + 1) * GOLDEN.
+Plain integer tensor operations: the same bits on every device and under torch.compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def finalise(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: a bijection of int64 that flips each output bit with probability 1/2."""
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return x ^ _shift_right(x, 31)
+
+
+def fold(*parts: int | Tensor) -> Tensor:
+    """One int64 key per element of the broadcast parts; the order of the parts matters."""
+    key = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        part = part.long() if isinstance(part, Tensor) else torch.tensor(_signed(part), dtype=torch.int64)
+        key = finalise(key.to(part.device) + GOLDEN + part)
+    return key
+
+
+def stream(keys: Tensor, count: int) -> Tensor:
+    """The first `count` int64 values of every key's stream: (...) -> (..., count)."""
+    counters = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64) * GOLDEN
+    return finalise(keys.unsqueeze(-1) + counters)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Uniform float64 in [0, 1) with 53 bits: (...) -> (..., count)."""
+    return _shift_right(stream(keys, count), 11).double() * 2.0**-53
+
+
+def keep_mask(keys: Tensor, shape: tuple[int, ...], rate: float, dtype: torch.dtype) -> Tensor:
+    """Inverted-dropout mask (B, *shape): 0 with probability `rate`, else 1 / (1 - rate); one key per sample.
+
+    Four decisions of 16 bits come out of each int64, so the rate is honoured to the nearest 2**-16 and the
+    surviving value is the inverse of the probability that is really used.
+    """
+    count = math.prod(shape)
+    bits = stream(keys, -(-count // 4)).view(torch.int16)[..., :count]
+    dropped = round(rate * 2**16)
+    keep = (bits >= dropped - 2**15).to(dtype) * (2**16 / (2**16 - dropped))
+    return keep.reshape(*keys.shape, *shape)
+
+
+def name_seed(seed: int, name: str) -> int:
+    """A 63-bit seed for a named thing (a parameter, say), from the run's seed."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _signed(value: int) -> int:
+    value &= 2**64 - 1
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,49 @@
+"""Shared fixtures: real images, and one thread per test process."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from PIL import Image
+from torch import Tensor
+
+settings.register_profile("quatsphere", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("quatsphere")
+torch.set_num_threads(2)
+
+
+def relative_error(value: Tensor, expected: Tensor) -> float:
+    """max |difference| over max |expected|: the measure of every backend comparison."""
+    scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
+    return float((value.to(expected.dtype) - expected).abs().max() / scale)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the real data sets, from QUATSPHERE_DATA."""
+    folder = os.environ.get("QUATSPHERE_DATA")
+    if not folder or not (Path(folder) / "cifar10.zip").is_file():
+        pytest.skip("QUATSPHERE_DATA does not point to a folder with cifar10.zip")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def cifar_images(data_folder: Path) -> tuple[Tensor, Tensor]:
+    """64 real CIFAR-10 images in [0, 1], (64, 3, 32, 32), and their labels, classes in turn."""
+    images, labels = [], []
+    with zipfile.ZipFile(data_folder / "cifar10.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.startswith("train/") and name.endswith(".webp"))
+        classes = sorted({name.split("/")[1] for name in names})
+        by_class = [[name for name in names if name.split("/")[1] == label][:7] for label in classes]
+        for member, label in [(by_class[i % 10][i // 10], i % 10) for i in range(64)]:
+            pixels = np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("RGB"))
+            images.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+            labels.append(label)
+    return torch.stack(images), torch.tensor(labels)

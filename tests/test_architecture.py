@@ -1,0 +1,93 @@
+"""The rooms and who may enter which (docs/paper_map.md, "The rooms"): imports only point one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "quatsphere"
+
+EVERYWHERE = {"errors", "randomness"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "randomness": set(),
+    "config": set(),
+    "files": set(),
+    "geometry": set(),
+    "kernels": {"geometry"},
+    "nn": {"geometry", "kernels"},
+    "models": {"geometry", "kernels", "nn", "config"},
+    "optim": {"geometry", "config"},
+    "data": {"files", "config"},
+    "train": {"models", "optim", "data", "files", "config", "geometry", "kernels", "nn"},
+    "diagnostics": {"models", "geometry", "data", "config", "kernels", "nn"},
+    "study": {"train", "diagnostics", "models", "optim", "data", "files", "config", "geometry"},
+    "bench": {"models", "optim", "config", "geometry", "kernels", "nn", "train"},
+    "report": {"files"},
+}
+"""room -> rooms it may import; `cli` may import everything, and nothing imports it."""
+
+THIRD_PARTY: dict[str, set[str]] = {
+    "errors": set(),
+    "randomness": {"torch"},
+    "config": set(),
+    "files": {"safetensors", "yaml", "torch", "numpy"},
+    "geometry": {"torch", "jaxtyping"},
+    "kernels": {"torch", "jaxtyping", "numba", "triton", "numpy"},
+    "nn": {"torch", "jaxtyping", "einops"},
+    "models": {"torch", "jaxtyping", "einops"},
+    "optim": {"torch", "jaxtyping", "einops"},
+}
+"""room -> packages from outside it may import (rooms not named here are free)."""
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found.add(node.module)
+            if node.module == "quatsphere":
+                found |= {f"quatsphere.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__", "cli"):
+        return
+    modules = imported_modules(path)
+    rooms = {module.split(".")[1] for module in modules if module.startswith("quatsphere.")}
+    assert rooms <= ALLOWED[room] | EVERYWHERE | {room}, f"{room} may not import {rooms}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_packages_from_outside(path: Path) -> None:
+    import sys
+
+    room = room_of(path)
+    outside = {module.split(".")[0] for module in imported_modules(path)} - {"quatsphere"}
+    outside -= set(sys.stdlib_module_names)
+    if room in THIRD_PARTY:
+        assert outside <= THIRD_PARTY[room], f"{room} may not import {outside - THIRD_PARTY[room]}"
+
+
+def test_no_drawers() -> None:
+    assert not [path for path in FILES if path.stem in ("utils", "helpers", "misc", "common")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400

@@ -1,0 +1,51 @@
+"""Stateless random numbers: known vectors, rates, independence of batch."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quatsphere.randomness import finalise, fold, keep_mask, name_seed, stream, uniform
+
+
+def test_stream_is_splitmix64() -> None:
+    # First outputs of the published generator for the seed 1234567.
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert [int(v) % 2**64 for v in stream(torch.tensor(1234567), 5)] == known
+
+
+def test_finaliser_is_injective_on_a_range() -> None:
+    assert len(finalise(torch.arange(100_000)).unique()) == 100_000
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.lists(st.integers(0, 10**9), min_size=1, max_size=8))
+def test_fold_is_elementwise(seed: int, epoch: int, samples: list[int]) -> None:
+    keys = fold(seed, epoch, torch.tensor(samples))
+    single = [int(fold(seed, epoch, sample)) for sample in samples]
+    assert keys.tolist() == single
+    assert int(fold(epoch, seed)) != int(fold(seed, epoch)) or seed == epoch
+
+
+def test_uniform_moments() -> None:
+    draws = uniform(fold(7, torch.arange(1000)), 100)
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert abs(draws.mean() - 0.5) < 0.005
+    assert abs(draws.var() - 1 / 12) < 0.002
+
+
+def test_keep_mask_keeps_the_mean_and_the_rate() -> None:
+    mask = keep_mask(fold(3, torch.arange(64)), (50, 33), 0.1, torch.float64)
+    assert abs((mask == 0).double().mean() - 0.1) < 0.003
+    assert abs(mask.mean() - 1) < 0.005
+    assert len(mask.unique()) == 2
+
+
+def test_keep_mask_depends_on_the_sample_alone() -> None:
+    keys = fold(3, torch.arange(9))
+    whole = keep_mask(keys, (7, 5), 0.5, torch.float32)
+    parts = torch.cat([keep_mask(keys[i : i + 2], (7, 5), 0.5, torch.float32) for i in range(0, 9, 2)])
+    assert torch.equal(whole, parts)
+
+
+def test_name_seed_tells_names_and_seeds_apart() -> None:
+    assert len({name_seed(seed, name) for seed in (0, 1) for name in ("a.weight", "b.weight")}) == 4
