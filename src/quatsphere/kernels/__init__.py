@@ -1,0 +1,23 @@
+"""One operation, several backends: the coupled quaternion kernel, and the dot-product kernel beside it."""
+
+from quatsphere.kernels.attention import (
+    BACKENDS,
+    choose_backend,
+    dot_product_attention,
+    dot_product_weights,
+    quaternion_attention,
+    routing_weights,
+)
+from quatsphere.kernels.neighbour_ops import resample_vertices
+from quatsphere.kernels.problem import Problem
+
+__all__ = [
+    "BACKENDS",
+    "Problem",
+    "choose_backend",
+    "dot_product_attention",
+    "dot_product_weights",
+    "quaternion_attention",
+    "resample_vertices",
+    "routing_weights",
+]

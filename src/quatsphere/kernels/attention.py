@@ -1,0 +1,104 @@
+"""The entry points: one quaternion kernel with several backends, and the dot-product kernel it is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from quatsphere.errors import ConfigError
+from quatsphere.kernels import factored, reference
+from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum
+from quatsphere.kernels.problem import Problem
+
+BACKENDS: dict[str, Callable[[Problem], Tensor]] = {
+    "reference": reference.quaternion_attention,
+    "factored": factored.quaternion_attention,
+}
+Keep = Float[Tensor, "b t k h"] | Bool[Tensor, "b t k h"]
+
+
+def choose_backend(name: str) -> str:
+    """The backend that runs for a requested name; `auto` is the fastest exact one."""
+    if name == "auto":
+        return "factored"
+    if name not in BACKENDS:
+        raise ConfigError(f"unknown backend {name!r}; choose one of auto, {', '.join(BACKENDS)}")
+    return name
+
+
+def quaternion_attention(
+    target_field: Float[Tensor, "b t h 4"],
+    source_field: Float[Tensor, "b s h 4"],
+    features: Float[Tensor, "b s h q 4"],
+    neighbours: Int[Tensor, "t k"],
+    beta: Float[Tensor, "h"],
+    *,
+    routing: str = "alignment",
+    transport: str = "sandwich",
+    keep: Keep | None = None,
+    target_directions: Float[Tensor, "t 3"] | None = None,
+    source_directions: Float[Tensor, "s 3"] | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "b t h q 4"]:
+    """z_i = Σ_j C_ij m_ij with C and m from one relative quaternion (eq:attn-weight).
+
+    Fields are unit quaternions, real part first. `keep` multiplies the weights after the softmax: pass zeros and
+    1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
+    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference or factored.
+    """
+    backend = choose_backend(backend)
+    dtype = _working_dtype(target_field, source_field, features, beta)
+    with torch.autocast(features.device.type, enabled=False):
+        problem = Problem(
+            target_field.to(dtype),
+            source_field.to(dtype),
+            features.to(dtype),
+            neighbours,
+            beta.to(dtype),
+            routing,
+            transport,
+            None if keep is None else keep.to(dtype),
+            None if target_directions is None else target_directions.to(dtype),
+            None if source_directions is None else source_directions.to(dtype),
+        )
+        return BACKENDS[backend](problem)
+
+
+def routing_weights(problem: Problem) -> tuple[Float[Tensor, "b t k h"], Float[Tensor, "b t k h"]]:
+    """(scores, weights) of a problem, both (B, T, k, H), before any dropout: for looking, not for training."""
+    return factored.SCORES[problem.routing](problem), factored.WEIGHTS[problem.routing](problem)
+
+
+def dot_product_weights(
+    queries: Float[Tensor, "b t h c"], keys: Float[Tensor, "b s h c"], neighbours: Int[Tensor, "t k"]
+) -> Float[Tensor, "b t k h"]:
+    """softmax_j(⟨query_i, key_j⟩ / √C) over the k neighbours."""
+    return torch.softmax(edge_dot(queries, keys, neighbours) / math.sqrt(queries.shape[-1]), dim=2)
+
+
+def dot_product_attention(
+    queries: Float[Tensor, "b t h c"],
+    keys: Float[Tensor, "b s h c"],
+    values: Float[Tensor, "b s h c"],
+    neighbours: Int[Tensor, "t k"],
+    *,
+    keep: Keep | None = None,
+) -> Float[Tensor, "b t h c"]:
+    """Scaled dot-product attention over the same graph: the matched baseline's kernel."""
+    dtype = _working_dtype(queries, keys, values)
+    with torch.autocast(values.device.type, enabled=False):
+        weights = dot_product_weights(queries.to(dtype), keys.to(dtype), neighbours)
+        weights = weights if keep is None else weights * keep.to(dtype)
+        return gather_sum(weights, values.to(dtype), neighbours)
+
+
+def _working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype among the inputs, at least float32: the kernel casts at its border."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

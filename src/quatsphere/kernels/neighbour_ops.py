@@ -1,0 +1,116 @@
+"""Three linear neighbour operations that are each other's derivatives; no tensor with both an edge and a channel axis.
+
+Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), neighbours (T, k) int64.
+
+    edge_dot(a, b)[i, s]   = ⟨a_i, b_n(i,s)⟩              one number per edge
+    gather_sum(w, b)[i]    = Σ_s w_is b_n(i,s)            what target i hears
+    scatter_sum(w, a)[j]   = Σ_(i,s): n(i,s)=j w_is a_i   what source j is told back
+
+The derivative of each is made of the other two, so gradients of any order need nothing else. Each walks over the k
+slots with `index_select`; the sum over a source's listeners walks over the reversed graph in a fixed order. There is
+no scatter and no atomic addition: the same bits for any number of threads. They are torch custom operators, so that
+torch.compile keeps them whole.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quatsphere.geometry.neighbours import reverse_neighbours
+
+
+@torch.library.custom_op("quatsphere::edge_dot", mutates_args=())
+def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """⟨a_i, b_n(i,s)⟩ per edge and head: (B, T, H, C), (B, S, H, C), (T, k) -> (B, T, k, H)."""
+    B, T, H, _ = target.shape
+    out = target.new_empty(B, T, neighbours.shape[1], H)
+    for slot, index in enumerate(neighbours.unbind(1)):
+        torch.sum(source.index_select(1, index).mul_(target), dim=-1, out=out[:, :, slot])
+    return out
+
+
+@torch.library.custom_op("quatsphere::gather_sum", mutates_args=())
+def gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """Σ_s w_is b_n(i,s): (B, T, k, H), (B, S, H, C), (T, k) -> (B, T, H, C)."""
+    B, T, _, H = weights.shape
+    out = source.new_zeros(B, T, H, source.shape[-1])
+    for slot, index in enumerate(neighbours.unbind(1)):
+        out.addcmul_(weights[:, :, slot].unsqueeze(-1), source.index_select(1, index))
+    return out
+
+
+@torch.library.custom_op("quatsphere::scatter_sum", mutates_args=())
+def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
+    """Σ over listeners of w_is a_i: (B, T, k, H), (B, T, H, C), (T, k) -> (B, sources, H, C)."""
+    B, _, _, H = weights.shape
+    out = target.new_zeros(B, sources, H, target.shape[-1])
+    edges, listeners = reverse_neighbours(neighbours, sources)
+    flat = weights.reshape(B, -1, H)
+    for edge, listener in zip(edges.unbind(1), listeners.unbind(1), strict=True):
+        weight = flat.index_select(1, edge.clamp(min=0)) * (edge >= 0).to(flat.dtype)[:, None]
+        out.addcmul_(weight.unsqueeze(-1), target.index_select(1, listener))
+    return out
+
+
+@edge_dot.register_fake
+def _(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    B, T, H, _ = target.shape
+    return target.new_empty(B, T, neighbours.shape[1], H)
+
+
+@gather_sum.register_fake
+def _(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    B, T, _, H = weights.shape
+    return source.new_empty(B, T, H, source.shape[-1])
+
+
+@scatter_sum.register_fake
+def _(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int | torch.SymInt) -> Tensor:
+    return target.new_empty(target.shape[0], sources, *target.shape[2:])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _edge_dot_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    target, source, neighbours = ctx.saved_tensors
+    need_target, need_source, _ = ctx.needs_input_grad
+    return (
+        gather_sum(grad, source, neighbours) if need_target else None,
+        scatter_sum(grad, target, neighbours, source.shape[1]) if need_source else None,
+        None,
+    )
+
+
+def _gather_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weights, source, neighbours = ctx.saved_tensors
+    need_weights, need_source, _ = ctx.needs_input_grad
+    return (
+        edge_dot(grad, source, neighbours) if need_weights else None,
+        scatter_sum(weights, grad, neighbours, source.shape[1]) if need_source else None,
+        None,
+    )
+
+
+def _scatter_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weights, target, neighbours = ctx.saved_tensors
+    need_weights, need_target, *_ = ctx.needs_input_grad
+    return (
+        edge_dot(target, grad, neighbours) if need_weights else None,
+        gather_sum(weights, grad, neighbours) if need_target else None,
+        None,
+        None,
+    )
+
+
+edge_dot.register_autograd(_edge_dot_backward, setup_context=_save)
+gather_sum.register_autograd(_gather_sum_backward, setup_context=_save)
+scatter_sum.register_autograd(_scatter_sum_backward, setup_context=_save)
+
+
+def resample_vertices(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """`interp` of eq:residual: Σ_m w_im x_n(i,m) along the vertex axis, (B, S, d) -> (B, T, d)."""
+    weights = weights.to(x.dtype)[None, :, :, None].expand(x.shape[0], -1, -1, 1)
+    return gather_sum(weights, x.unsqueeze(2), indices).squeeze(2)

@@ -1,0 +1,160 @@
+"""Every backend equals the oracle: values and all gradients, every routing x transport x keep mask."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import relative_error
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quatsphere.errors import ConfigError
+from quatsphere.geometry import quaternion as Q
+from quatsphere.geometry import sphere
+from quatsphere.geometry.neighbours import knn_budget, nearest_neighbours
+from quatsphere.kernels import BACKENDS, Problem, quaternion_attention
+from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+
+FAST = [name for name in BACKENDS if name != "reference"]
+DIFFERENTIABLE = ("target_field", "source_field", "features", "beta", "target_directions", "source_directions")
+
+
+def make_problem(
+    seed: int,
+    sizes: tuple[int, int, int, int, int, int],
+    routing: str = "alignment",
+    transport: str = "sandwich",
+    keep: bool = False,
+    graph: Tensor | None = None,
+) -> Problem:
+    """A random float64 problem; sizes are (B, T, S, k, H, Q)."""
+    B, T, S, k, H, channels = sizes
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if graph is None:
+        graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)])
+    mask = (torch.rand(B, T, k, H, generator=generator, dtype=torch.float64) > 0.3) / 0.7
+    return Problem(
+        Q.normalize(normal(B, T, H, 4)),
+        Q.normalize(normal(B, S, H, 4)),
+        normal(B, S, H, channels, 4),
+        graph,
+        normal(H).abs() + 0.1,
+        routing,
+        transport,
+        mask if keep else None,
+        sphere.directions(normal(T, 3)),
+        sphere.directions(normal(S, 3)),
+    )
+
+
+def run(problem: Problem, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Output and all gradients of a fixed scalar of it, by name."""
+    leaves = {name: getattr(problem, name).to(dtype).requires_grad_() for name in DIFFERENTIABLE}
+    keep = None if problem.keep is None else problem.keep.to(dtype)
+    out = quaternion_attention(
+        **leaves,
+        neighbours=problem.neighbours,
+        routing=problem.routing,
+        transport=problem.transport,
+        keep=keep,
+        backend=backend,
+    )
+    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    gradients = torch.autograd.grad((out * probe).sum(), list(leaves.values()), allow_unused=True)
+    found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None and bool(g.abs().max() > 0)}
+    return {"output": out.detach(), **found}
+
+
+def assert_equal(problem: Problem, backend: str) -> None:
+    exact = run(problem, "reference", torch.float64)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        fast = run(problem, backend, dtype)
+        for name, expected in exact.items():
+            if expected.abs().max() < 1e-12:  # cancels exactly in the mathematics, rounding noise in numbers
+                continue
+            assert relative_error(fast[name], expected) < tolerance, (name, dtype)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("keep", [False, True], ids=["all", "keep"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_equals_reference_on_a_random_graph(routing: str, transport: str, keep: bool, backend: str) -> None:
+    assert_equal(make_problem(0, (2, 9, 7, 4, 3, 2), routing, transport, keep), backend)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_equals_reference_on_a_real_graph(routing: str, transport: str, backend: str) -> None:
+    source, target = sphere.fibonacci_sphere(128), sphere.fibonacci_sphere(192, 0.85)
+    graph = nearest_neighbours(target, source, knn_budget(192))
+    problem = make_problem(1, (2, 192, 128, 14, 2, 2), routing, transport, True, graph)
+    directions = {"target_directions": sphere.directions(target).double()}
+    assert_equal(dataclasses.replace(problem, **directions), backend)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@given(
+    st.tuples(
+        st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.just(1), st.integers(1, 5), st.integers(1, 8)
+    ),
+    st.integers(0, 10**6),
+    st.sampled_from(ROUTINGS),
+    st.sampled_from(TRANSPORTS),
+    st.booleans(),
+)
+def test_equals_reference_on_random_shapes(
+    backend: str, sizes: tuple[int, ...], seed: int, routing: str, transport: str, keep: bool
+) -> None:
+    B, T, S, _, H, channels = sizes
+    assert_equal(make_problem(seed, (B, T, S, 1 + seed % S, H, channels), routing, transport, keep), backend)
+
+
+def test_reference_of_one_edge_by_hand() -> None:
+    """One target, one source: the weight is 1 and z = r x r*, from the definition."""
+    problem = make_problem(3, (1, 1, 1, 1, 1, 1))
+    r = Q.relative(problem.target_field[0, 0, 0], problem.source_field[0, 0, 0])
+    expected = Q.multiply(Q.multiply(r, problem.features[0, 0, 0, 0]), Q.conjugate(r))
+    z = quaternion_attention(
+        problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta,
+        backend="reference",
+    )  # fmt: skip
+    assert torch.allclose(z[0, 0, 0, 0], expected)
+
+
+def test_autocast_inputs_are_widened_at_the_border() -> None:
+    problem = make_problem(4, (1, 5, 5, 3, 2, 2))
+    fields = (problem.target_field.float(), problem.source_field.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = quaternion_attention(*fields, problem.features.bfloat16(), problem.neighbours, problem.beta.float())
+    assert z.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"routing": "softmax"}, "unknown routing 'softmax'; choose one of alignment"),
+        ({"transport": "projected"}, "unknown transport 'projected'; choose one of sandwich"),
+        ({"backend": "cuda"}, "unknown backend 'cuda'; choose one of auto"),
+        ({"beta": torch.ones(5)}, r"beta must have shape \(3,\): got \(5,\)"),
+        ({"neighbours": torch.zeros(9, 4, dtype=torch.int32)}, "neighbours must be int64"),
+        ({"routing": "geometric", "target_directions": None}, "geometric' needs target_directions"),
+    ],
+)
+def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> None:
+    problem = make_problem(5, (2, 9, 7, 4, 3, 2))
+    arguments = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)} | change
+    if "beta" in change:  # shapes are checked by jaxtyping first under pytest: ask the problem itself
+        with pytest.raises(ConfigError, match=message):
+            Problem(**arguments)
+        return
+    with pytest.raises(ConfigError, match=message):
+        quaternion_attention(**arguments)

@@ -1,0 +1,108 @@
+"""The three neighbour operations: against dense matrices, their own gradients, and bit for bit on any threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from quatsphere.kernels import dot_product_attention, resample_vertices
+from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
+
+
+@pytest.fixture
+def graph() -> Tensor:
+    return torch.tensor([[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]])  # source 4 of 5 has no listener, 3 twice one
+
+
+def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def dense(weights: Tensor, graph: Tensor, sources: int) -> Tensor:
+    """(B, T, k, H) -> (B, H, T, S) with repeated neighbours added up."""
+    B, T, k, H = weights.shape
+    matrix = torch.zeros(B, H, T, sources, dtype=weights.dtype)
+    for t in range(T):
+        for slot in range(k):
+            matrix[:, :, t, graph[t, slot]] += weights[:, t, slot]
+    return matrix
+
+
+def test_against_dense_matrices(graph: Tensor) -> None:
+    weights, target, source = tensors((2, 5, 2, 3), (2, 5, 3, 4), (2, 5, 3, 4))
+    matrix = dense(weights, graph, 5)
+    heard = torch.einsum("bhts,bshc->bthc", matrix, source)
+    told = torch.einsum("bhts,bthc->bshc", matrix, target)
+    every = torch.einsum("bthc,bshc->btsh", target, source)
+    assert torch.allclose(gather_sum(weights, source, graph), heard)
+    assert torch.allclose(scatter_sum(weights, target, graph, 5), told)
+    for t in range(5):
+        assert torch.allclose(edge_dot(target, source, graph)[:, t], every[:, t, graph[t]])
+
+
+def test_gradients_of_first_and_second_order(graph: Tensor) -> None:
+    weights, target, source = tensors((1, 5, 2, 2), (1, 5, 2, 3), (1, 5, 2, 3))
+    cases = [
+        (lambda a, b: edge_dot(a, b, graph), (target, source)),
+        (lambda w, b: gather_sum(w, b, graph), (weights, source)),
+        (lambda w, a: scatter_sum(w, a, graph, 5), (weights, target)),
+    ]
+    for function, arguments in cases:
+        assert gradcheck(function, arguments)
+        assert gradgradcheck(function, arguments)
+
+
+def test_torch_accepts_the_operators(graph: Tensor) -> None:
+    weights, target, source = tensors((1, 5, 2, 2), (1, 5, 2, 3), (1, 5, 2, 3))
+    for operator, arguments in (
+        (edge_dot, (target, source, graph)),
+        (gather_sum, (weights, source, graph)),
+        (scatter_sum, (weights, target, graph, 5)),
+    ):
+        torch.library.opcheck(operator, arguments)
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    graph = torch.randint(320, (384, 16), generator=generator)
+    source = torch.randn(2, 320, 16, 16, generator=generator, requires_grad=True)
+    weights = torch.rand(2, 384, 16, 16, generator=generator, requires_grad=True)
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        out = gather_sum(weights, source, graph)
+        found.append([out, *torch.autograd.grad(out.square().sum(), (weights, source))])
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_resampling_is_differentiable_and_linear() -> None:
+    (x,) = tensors((2, 5, 3))
+    indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2]]), torch.tensor([[0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
+    expected = (x[:, indices] * weights.double()[..., None]).sum(2)
+    assert torch.allclose(resample_vertices(x, indices, weights), expected)
+    assert gradcheck(lambda t: resample_vertices(t, indices, weights.double()), (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_full_neighbourhood_is_torch_attention(dtype: torch.dtype) -> None:
+    """k = V: the dot-product kernel is scaled_dot_product_attention, values and all gradients."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 7, 3, 8, generator=generator, dtype=dtype).requires_grad_() for _ in range(3))
+    everyone = torch.arange(7).repeat(7, 1)
+    ours = dot_product_attention(q, k, v, everyone)
+    theirs = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert torch.allclose(ours, theirs, atol=tolerance)
+    probe = torch.randn(ours.shape, generator=generator, dtype=dtype)
+    for a, b in zip(
+        torch.autograd.grad((ours * probe).sum(), (q, k, v)),
+        torch.autograd.grad((theirs * probe).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=tolerance)
