@@ -1,0 +1,136 @@
+"""Quat-Sphere-Vision. `QSV.forward` is the paper's figure "QSV in one view"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.config import QSVConfig
+from quatsphere.models.lattice import LatticeModel, build_layout
+from quatsphere.nn.dropout import KeyedDropout
+from quatsphere.nn.field import BOUNDS, NoPerturbation, Perturbation, ShellField
+from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
+from quatsphere.nn.layout import Layout
+from quatsphere.nn.patch_embedding import PatchEmbedding
+from quatsphere.nn.pooling import POOLINGS
+from quatsphere.nn.routing import ROUTINGS
+from quatsphere.nn.shell_step import Gate, Place, ShellStep
+from quatsphere.nn.trace import NoTrace, Trace
+from quatsphere.nn.transport import TRANSPORTS
+
+FIELDS = {
+    "learned": (None, True, True),
+    "static": (None, True, False),
+    "frozen_random": ("haar", False, False),
+    "frozen_identity": ("aligned", False, False),
+}
+"""field -> (init or the configured one, base learned, perturbation on)."""
+
+
+class QSV(LatticeModel):
+    """639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
+    seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
+    classifier 2,570.
+    """
+
+    PARTS = (
+        ("field", ".base"),
+        ("positions", ".positions"),
+        ("patch embedding", "embed."),
+        ("post", ".post."),
+        ("ffn", ".ffn."),
+        ("perturbation", ".perturbation."),
+        ("value map", ".transport."),
+        ("betas", ".beta_logit"),
+        ("bounds", ".bound.logit"),
+        ("gates", ".gate.logit"),
+        ("classifier", "classifier."),
+    )
+
+    fields: Sequence[ShellField]
+
+    def __init__(self, config: QSVConfig | None = None, layout: Layout | None = None) -> None:
+        super().__init__()
+        self.config = config = config or QSVConfig()
+        self.layout = layout or build_layout(config)
+        counts = self.layout.vertex_counts
+        self.embed = PatchEmbedding(config.in_channels, config.dim, counts[0], wrap=config.wrap)
+        self.fields = nn.ModuleList(  # type: ignore[assignment]
+            _build_field(config, count) for count in counts
+        )
+        self.within = _build_step(config, "within", gated=False, cross=False)
+        self.cross = nn.ModuleList(
+            _build_step(config, f"cross.{i}", gated=counts[i] != counts[i + 1], cross=True)
+            for i in range(len(counts) - 1)
+        )
+        self.rounds = nn.ModuleList(
+            _build_step(config, f"rounds.{i}", gated=False, cross=False) for i in range(config.rounds)
+        )
+        self.pool = POOLINGS[config.pooling]()
+        self.classifier = nn.Linear(config.dim, config.num_classes)
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c y x"],
+        *,
+        sample_keys: Int[Tensor, "b"] | None = None,
+        return_trace: bool = False,
+    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
+        """Logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
+        trace = Trace() if return_trace else NoTrace()
+        keys = self.sample_keys(images, sample_keys)
+        if not torch.compiler.is_compiling():
+            self.layout.refresh()
+        shells = [Place(shell, field) for shell, field in zip(self.layout.shells, self.fields, strict=True)]
+        tokens = embedded = self.embed(images, self.layout.image_coords())
+        tokens = self.within(tokens, shells[0], shells[0], self.layout.within, keys, trace)
+        for step, source, target, graph in zip(self.cross, shells, shells[1:], self.layout.cross, strict=False):
+            tokens = step(tokens, source, target, graph, keys, trace)
+        for step in self.rounds:
+            tokens = step(tokens, shells[-1], shells[-1], self.layout.last, keys, trace)
+        logits = self.classifier(self.pool(tokens, self.fields[-1].base, trace))
+        trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords(), "logits": logits})
+        return (logits, trace) if return_trace else logits
+
+    def unreachable_parameters(self) -> set[str]:
+        """Parameters that the task loss cannot move in this variant: they have no gradient, all others do."""
+        config, roles = self.config, self.parameter_roles()
+        routes_by_field = config.routing in ("alignment", "absolute", "geometric")
+        constant_scores = config.field == "frozen_identity" and config.routing in ("alignment", "absolute")
+        out: set[str] = set()
+        if config.routing != "geometric":
+            out |= {name for name in roles["positions"] if not name.startswith("layout.shells.0.")}
+        if config.routing == "uniform" or constant_scores:
+            out |= set(roles["betas"])
+        if not routes_by_field and config.transport in ("identity", "projected"):
+            out |= set(roles["quaternions"]) | set(roles["bounds"])
+            out |= {name for name in roles["weights"] if ".perturbation." in name}
+        return out
+
+
+def _build_field(config: QSVConfig, vertices: int) -> ShellField:
+    init, learned, perturbed = FIELDS[config.field]
+    bound = BOUNDS[config.bound]() if perturbed else nn.Identity()
+    return ShellField(vertices, config.heads, init or config.field_init, learned, bound)
+
+
+def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> ShellStep:
+    """One step with parts of its own; the β probes touch the cross-shell steps only."""
+    _, _, perturbed = FIELDS[config.field]
+    heads, channels = config.heads, config.channels
+    beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
+    return ShellStep(
+        Perturbation(config.dim, heads, config.zero_init) if perturbed else NoPerturbation(),
+        ROUTINGS[config.routing](heads, beta_start, beta_frozen),
+        TRANSPORTS[config.transport](heads, channels),
+        (HamiltonLinear(heads, channels, channels), HamiltonFFN(heads, channels)),
+        Gate() if gated else nn.Identity(),
+        (
+            KeyedDropout(config.attention_dropout, f"{site}.attention"),
+            KeyedDropout(config.output_dropout, f"{site}.output"),
+        ),
+        config.backend,
+    )

@@ -1,0 +1,74 @@
+"""Names to models: `create_model(name, **overrides)`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from quatsphere.config import AttentionConfig, ModelConfig, QSVConfig, ResNet20Config
+from quatsphere.errors import ConfigError
+from quatsphere.models.attention_net import AttentionNet
+from quatsphere.models.qsv import QSV
+from quatsphere.models.resnet20 import ResNet20
+from quatsphere.nn.layout import Layout
+from quatsphere.randomness import name_seed
+
+MODELS: dict[str, tuple[type, type]] = {
+    "qsv": (QSVConfig, QSV),
+    "attention": (AttentionConfig, AttentionNet),
+    "resnet20": (ResNet20Config, ResNet20),
+}
+"""name -> (configuration with exactly the seams the model has, model)."""
+
+Model = QSV | AttentionNet | ResNet20
+
+
+def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None, **overrides: Any) -> Model:
+    """A model by name with the paper's defaults; every seam is an override.
+
+    `layout` is "sphere", "plane" or any `Layout` of your own shells. `seed` decides the initial weights: each
+    parameter's depend on the seed and its name alone, so parts that two variants share start equal.
+    """
+    if isinstance(layout, str):
+        overrides["layout"] = layout
+    config = model_config(name, **overrides)
+    return build_model(config, seed=seed, layout=layout if isinstance(layout, Layout) else None)
+
+
+def model_config(name: str, **overrides: Any) -> ModelConfig:
+    """The configuration of a named model; an unknown name or a seam the model lacks is a ConfigError."""
+    if name not in MODELS:
+        raise ConfigError(f"unknown model {name!r}{_suggest(name, list(MODELS))}; choose one of {', '.join(MODELS)}")
+    kind = MODELS[name][0]
+    known = [f.name for f in fields(kind) if f.name != "name"]
+    for key in overrides:
+        if key not in known:
+            raise ConfigError(f"model {name!r} has no seam {key!r}{_suggest(key, known)}; it has {', '.join(known)}")
+    return kind(**overrides)
+
+
+def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = None) -> Model:
+    """The model of a configuration, its initial weights drawn from (seed, name)."""
+    build = MODELS[config.name][1]
+    model: Model = build(config, layout) if layout is not None else build(config)
+    seed_parameters(model, seed)
+    return model
+
+
+def seed_parameters(model: nn.Module, seed: int) -> None:
+    """Draw all initial weights again, each module's from a generator seeded by (seed, the module's name)."""
+    with torch.random.fork_rng(devices=[]):
+        for name, module in model.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                torch.manual_seed(name_seed(seed, name))
+                reset()
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

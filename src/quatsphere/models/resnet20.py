@@ -1,0 +1,109 @@
+"""ResNet-20 for small images (He et al. 2016, section 4.2): three stages of three blocks, option A shortcuts."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.config import ResNet20Config
+from quatsphere.models.lattice import parameter_parts
+from quatsphere.nn.roles import parameter_roles
+from quatsphere.nn.trace import NoTrace, Trace
+
+
+class Shortcut(nn.Module):
+    """Option A: subsample, then fill the new channels with zeros; no parameters."""
+
+    def __init__(self, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride, self.extra = stride, extra
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b out y2 x2"]:
+        """x[::stride], zeros on both sides of the channel axis."""
+        before = self.extra // 2
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.extra - before))
+
+
+class BasicBlock(nn.Module):
+    """conv-norm-relu-conv-norm plus shortcut, then relu."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut = Shortcut(stride, channels - channels_in)
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b out y2 x2"]:
+        """The residual block of figure 2 in He et al."""
+        hidden = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    """269,722 parameters at width 16 and 10 classes: stem 464, stages 14,112 + 51,072 + 203,424, classifier 650."""
+
+    PARTS = (
+        ("stem", "stem"),
+        ("stage 1", "stages.0."),
+        ("stage 2", "stages.1."),
+        ("stage 3", "stages.2."),
+        ("classifier", "classifier."),
+    )
+
+    def __init__(self, config: ResNet20Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or ResNet20Config()
+        width = config.width
+        self.stem = nn.Conv2d(config.in_channels, width, 3, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(width)
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(
+                    BasicBlock(max(width, out // 2), out, 1 if out == width else 2),
+                    BasicBlock(out, out, 1),
+                    BasicBlock(out, out, 1),
+                )
+                for out in (width, 2 * width, 4 * width)
+            )
+        )
+        self.classifier = nn.Linear(4 * width, config.num_classes)
+
+    def reset_parameters(self) -> None:
+        """He initialisation of the convolutions, as in the paper of 2016."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c y x"],
+        *,
+        sample_keys: Int[Tensor, "b"] | None = None,
+        return_trace: bool = False,
+    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
+        """Logits; `sample_keys` is accepted and unused: there is no dropout."""
+        trace = Trace() if return_trace else NoTrace()
+        tokens = F.relu(self.stem_norm(self.stem(images)))
+        hidden = self.stages(tokens)
+        pooled = hidden.mean(dim=(2, 3))
+        logits = self.classifier(pooled)
+        trace.note(lambda: {"tokens": tokens, "hidden": hidden, "pooled": pooled, "logits": logits})
+        return (logits, trace) if return_trace else logits
+
+    def constrain(self) -> None:
+        """Nothing lives on a sphere here."""
+
+    def parameter_roles(self) -> dict[str, list[str]]:
+        """All are weights."""
+        return parameter_roles(self)
+
+    def parameter_parts(self) -> dict[str, int]:
+        """part -> number of parameters."""
+        return parameter_parts(self, self.PARTS)
+
+    def unreachable_parameters(self) -> set[str]:
+        """None."""
+        return set()

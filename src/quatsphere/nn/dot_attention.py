@@ -1,0 +1,76 @@
+"""The matched baseline's step: pre-norm dot-product attention over the same graph, then a feed-forward block."""
+
+from __future__ import annotations
+
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.kernels import dot_product_attention, dot_product_weights
+from quatsphere.nn.dropout import KeyedDropout
+from quatsphere.nn.layout import Graph
+from quatsphere.nn.trace import Trace
+
+VALUES = {"projected": lambda dim: nn.Linear(dim, dim), "identity": lambda dim: nn.Identity()}
+"""The value path: W_V, or the projection removed."""
+
+
+class NeighbourAttention(nn.Module):
+    """W_Q, W_K, W_V, W_O on a kNN graph; queries from the targets, keys and values from the sources."""
+
+    def __init__(self, dim: int, heads: int, value: str = "projected") -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = VALUES[value](dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(
+        self,
+        target: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"],
+        graph: Graph,
+        keep: Tensor | None,
+        trace: Trace,
+    ) -> Float[Tensor, "b t d"]:
+        """Σ_j softmax_j(⟨W_Q x_i, W_K x_j⟩/√C) W_V x_j, heads side by side, then W_O."""
+        queries, keys, values = (
+            rearrange(x, "b v (h c) -> b v h c", h=self.heads)
+            for x in (self.query(target), self.key(source), self.value(source))
+        )
+        aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep)
+        trace.step(
+            lambda: {
+                "neighbours": graph.neighbours,
+                "weights": dot_product_weights(queries, keys, graph.neighbours),
+                "aggregated": aggregated,
+            }
+        )
+        return self.output(rearrange(aggregated, "b v h c -> b v (h c)").to(target.dtype))
+
+
+class AttentionStep(nn.Module):
+    """x_i = interp(x); x_i += attention(norm x_i, norm x_j); x_i += FFN(norm x_i); the residual is not gated."""
+
+    def __init__(self, dim: int, heads: int, value: str, dropouts: tuple[KeyedDropout, ...]) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = NeighbourAttention(dim, heads, value)
+        self.ffn_norm = nn.LayerNorm(dim)
+        self.ffn = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.attention_dropout, self.output_dropout, self.ffn_dropout = dropouts
+
+    def forward(
+        self, tokens: Float[Tensor, "b s d"], graph: Graph, keys: Int[Tensor, "b"], trace: Trace
+    ) -> Float[Tensor, "b t d"]:
+        """Tokens of the source shell -> tokens of the target shell."""
+        target = graph.resample(tokens)
+        edges = (*graph.neighbours.shape, self.attention.heads)
+        keep = self.attention_dropout.mask(keys, edges, tokens.dtype)
+        norm = self.attention_norm
+        update = self.attention(norm(target), norm(tokens), graph, keep, trace)
+        hidden = target + self.output_dropout(update, keys)
+        hidden = hidden + self.ffn_dropout(self.ffn(self.ffn_norm(hidden)), keys)
+        trace.step(lambda: {"update": update, "hidden": hidden})
+        return hidden

@@ -1,0 +1,29 @@
+"""Dropout whose masks are a pure function of one key per image: same masks for any batch size, order or resume."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.randomness import fold, keep_mask, name_seed
+
+
+class KeyedDropout(nn.Module):
+    """Inverted dropout. `site` tells the places of a model apart; keys (B,) tell the images apart."""
+
+    def __init__(self, rate: float, site: str) -> None:
+        super().__init__()
+        self.rate = rate
+        self.site = name_seed(0, site)
+
+    def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """(B, *shape) of 0 and 1/(1 - rate), or None where nothing is dropped."""
+        if not self.training or self.rate == 0:
+            return None
+        return keep_mask(fold(keys, self.site), shape, self.rate, dtype)
+
+    def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
+        """x with its mask applied."""
+        mask = self.mask(keys, tuple(x.shape[1:]), x.dtype)
+        return x if mask is None else x * mask

@@ -1,0 +1,136 @@
+"""The quaternion field: base quaternions per shell, and the bounded, data-dependent perturbation of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quatsphere.geometry import quaternion
+
+
+def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
+    """Unit of 1 + 0.3 noise: heads start close but distinct (the paper is silent; see docs/paper_map.md)."""
+    return quaternion.normalize(aligned(vertices, heads) + 0.3 * torch.randn(vertices, heads, 4))
+
+
+def aligned(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
+    """The identity everywhere."""
+    return torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(vertices, heads, 1)
+
+
+FIELD_INITS: dict[str, Callable[[int, int], Tensor]] = {
+    "near_identity": near_identity,
+    "haar": quaternion.random_unit,
+    "aligned": aligned,
+}
+
+
+class LearnedBound(nn.Module):
+    """ω = ε tanh(φ) with a learned ε in (0.01, π/4) (eq:perturb-omega); ε = 0.398 at a zero logit."""
+
+    roles = {"logit": "bounds"}
+    LOWER, UPPER = 0.01, math.pi / 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logit = nn.Parameter(torch.zeros(()))
+
+    @property
+    def value(self) -> Float[Tensor, ""]:
+        """ε_l."""
+        return self.LOWER + (self.UPPER - self.LOWER) * torch.sigmoid(self.logit)
+
+    def forward(self, raw: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+        """Tangent from the network's raw output."""
+        return self.value * torch.tanh(raw)
+
+
+class NoBound(nn.Module):
+    """ω = φ: the ablation of "bounding … was important for stability"."""
+
+    def forward(self, raw: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+        """The raw output."""
+        return raw
+
+
+BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}
+
+
+class ShellField(nn.Module):
+    """Base quaternions (V, H, 4) of one shell, learned or frozen, with the shell's perturbation bound."""
+
+    roles = {"base": "quaternions"}
+    base: Tensor
+
+    def __init__(self, vertices: int, heads: int, init: str, learned: bool, bound: nn.Module) -> None:
+        super().__init__()
+        self.init = init
+        start = FIELD_INITS[init](vertices, heads)
+        if learned:
+            self.base = nn.Parameter(start)
+        else:
+            self.register_buffer("base", start)
+        self.bound = bound
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the base quaternions again."""
+        self.base.copy_(FIELD_INITS[self.init](*self.base.shape[:2]))
+
+
+class Perturbation(nn.Module):
+    """φ_h: Linear(d, d/H), GELU, Linear(d/H, 3) per head; q_eff = normalize(q_base ⊗ exp(ω)) (eq:perturb).
+
+    The first layers of all heads are one Linear(d, d). It is linear, so it commutes with interpolation along the
+    vertices: it runs once on the sources and its output is resampled for the targets, before the GELU.
+    """
+
+    def __init__(self, dim: int, heads: int, zero_init: bool = True) -> None:
+        super().__init__()
+        self.zero_init = zero_init
+        self.inner = nn.Linear(dim, dim)
+        self.outer_weight = nn.Parameter(torch.empty(heads, dim // heads, 3))
+        self.outer_bias = nn.Parameter(torch.zeros(heads, 3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Last layer zero: the perturbation is the identity at the start. Else uniform as in nn.Linear."""
+        bound = 0.0 if self.zero_init else 1 / math.sqrt(self.outer_weight.shape[1])
+        nn.init.uniform_(self.outer_weight, -bound, bound)
+        nn.init.uniform_(self.outer_bias, -bound, bound)
+
+    def fields(
+        self,
+        tokens: Float[Tensor, "b s d"],
+        source: ShellField,
+        target: ShellField,
+        resample: Callable[[Tensor], Tensor],
+    ) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
+        """(source field, target field): one network, each vertex with the base and bound of its own shell."""
+        hidden = self.inner(tokens)
+        source_field = self.perturb(hidden, source)
+        return source_field, source_field if target is source else self.perturb(resample(hidden), target)
+
+    def perturb(self, hidden: Float[Tensor, "b v d"], shell: ShellField) -> Float[Tensor, "b v h 4"]:
+        """q_eff from the first layer's output; in the precision of the quaternions, also under autocast."""
+        activated = rearrange(F.gelu(hidden), "b v (h i) -> b v h i", h=self.outer_bias.shape[0])
+        raw = einsum(activated, self.outer_weight, "b v h i, h i o -> b v h o") + self.outer_bias
+        tangent = shell.bound(raw.to(shell.base.dtype))
+        return quaternion.normalize(quaternion.multiply(shell.base, quaternion.exp(tangent)), check=False)
+
+
+class NoPerturbation(nn.Module):
+    """The field is its base, whatever the input."""
+
+    def fields(
+        self, tokens: Tensor, source: ShellField, target: ShellField, resample: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Base quaternions for every image."""
+        batch = tokens.shape[0]
+        return source.base.expand(batch, -1, -1, -1), target.base.expand(batch, -1, -1, -1)

@@ -1,0 +1,55 @@
+"""Linear layers whose weights are quaternions (eq:hamilton), and the feed-forward block made of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quatsphere.geometry.quaternion import left_matrix
+
+
+def block_expand(weight: Float[Tensor, "h out inp 4"]) -> Float[Tensor, "h 4*out 4*inp"]:
+    """Each quaternion weight as its real 4x4 block L(w): the dense matrix of y_o = Σ_i W_oi ⊗ x_i per head."""
+    return rearrange(left_matrix(weight), "h out inp row col -> h (out row) (inp col)")
+
+
+class HamiltonLinear(nn.Module):
+    """y_ho = Σ_i W_hoi ⊗ x_hi (eq:hamilton), no bias; (B, V, H, Q_in, 4) -> (B, V, H, Q_out, 4).
+
+    The paper is silent on bias and init: none (with one the model would have 0.65M parameters), and standard
+    deviation scale/√(4 Q_in), which keeps the variance of every component.
+    """
+
+    def __init__(self, heads: int, in_channels: int, out_channels: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(heads, out_channels, in_channels, 4))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with standard deviation scale/√(4 Q_in)."""
+        nn.init.normal_(self.weight, std=self.scale / math.sqrt(4 * self.weight.shape[2]))
+
+    def forward(self, x: Float[Tensor, "b v h inp 4"]) -> Float[Tensor, "b v h out 4"]:
+        """One matrix product per head over the 4x4 block expansion."""
+        flat = rearrange(x, "b v h q c -> b v h (q c)")
+        mixed = einsum(flat, block_expand(self.weight), "b v h i, h o i -> b v h o")
+        return rearrange(mixed, "b v h (q c) -> b v h q c", c=4)
+
+
+class HamiltonFFN(nn.Module):
+    """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small so the residual leads."""
+
+    def __init__(self, heads: int, channels: int, expansion: int = 4, down_scale: float = 0.1) -> None:
+        super().__init__()
+        self.up = HamiltonLinear(heads, channels, expansion * channels)
+        self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
+
+    def forward(self, x: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v h q 4"]:
+        """GELU acts on every real component."""
+        return self.down(F.gelu(self.up(x)))

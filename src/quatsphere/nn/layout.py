@@ -1,0 +1,184 @@
+"""Where vertices sit and who hears whom: shells with positions, and the graphs between them.
+
+Graphs depend on positions only. They are rebuilt when positions moved and are constants otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quatsphere.errors import ConfigError
+from quatsphere.geometry import neighbours as nb
+from quatsphere.geometry import plane, sphere
+from quatsphere.kernels import resample_vertices
+
+
+class Shell(nn.Module):
+    """The vertices of one shell, (V, 3) at fixed distances from the centre; positions learned or frozen."""
+
+    roles = {"positions": "positions"}
+    rounds_metric: nb.Metric = "angular"
+    positions: Tensor
+    radius: Tensor
+
+    def __init__(self, positions: Float[Tensor, "v d"], learned: bool) -> None:
+        super().__init__()
+        if learned:
+            self.positions = nn.Parameter(positions)
+        else:
+            self.register_buffer("positions", positions)
+        self.register_buffer("radius", positions.norm(dim=-1, keepdim=True), persistent=False)
+        self._settled = self.positions._version
+
+    @property
+    def count(self) -> int:
+        """V_l."""
+        return self.positions.shape[0]
+
+    def image_coords(self) -> Float[Tensor, "v 2"]:
+        """Where each vertex looks in the image, in [-1, 1]²; differentiable in the positions."""
+        return sphere.lambert_uv(self.positions)
+
+    def directions(self) -> Float[Tensor, "v d"]:
+        """Unit vectors from the centre."""
+        return sphere.directions(self.positions)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Put every vertex back on its radius, if any moved: "every vertex lies exactly on its shell's radius"."""
+        if self.positions._version != self._settled:
+            self.positions.mul_(self.radius / self.positions.norm(dim=-1, keepdim=True))
+            self._settled = self.positions._version
+
+
+class FlatShell(Shell):
+    """The flat control's stage: (V, 2) cell centres that look where they lie; always frozen."""
+
+    rounds_metric = "euclidean"
+
+    def image_coords(self) -> Float[Tensor, "v 2"]:
+        """The lattice coordinates themselves."""
+        return self.positions
+
+    def directions(self) -> Float[Tensor, "v d"]:
+        """The positions: a plane has no centre to look from."""
+        return self.positions
+
+    def project_(self) -> None:
+        """Nothing to do: frozen."""
+
+
+class Graph(nn.Module):
+    """Edges from a source shell to a target shell, and how tokens pass from one to the other."""
+
+    neighbours: Tensor
+    resample_indices: Tensor
+    resample_weights: Tensor
+
+    def __init__(
+        self, k: int, metric: Literal["euclidean", "angular"], resample: Literal["index", "geometric"]
+    ) -> None:
+        super().__init__()
+        self.k, self.metric, self.resample_rule = k, metric, resample
+        for name in ("neighbours", "resample_indices", "resample_weights"):
+            self.register_buffer(name, None, persistent=False)
+        self._seen: tuple[object, ...] = ()
+
+    def refresh(self, source: Shell, target: Shell) -> None:
+        """Rebuild the graph if a position it depends on has moved since the last time."""
+        seen = tuple((shell.positions._version, shell.positions.data_ptr()) for shell in (source, target))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self.neighbours = nb.nearest_neighbours(target.positions, source.positions, self.k, self.metric)
+        if source.count != target.count:
+            self.resample_indices, self.resample_weights = self._resampling(source, target)
+
+    def _resampling(self, source: Shell, target: Shell) -> tuple[Tensor, Tensor]:
+        device = source.positions.device
+        if self.resample_rule == "geometric":
+            return nb.geometric_resampling(target.directions(), source.directions())
+        indices, weights = nb.index_resampling(source.count, target.count)
+        return indices.to(device), weights.to(device)
+
+    def resample(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b t d"]:
+        """`interp` of eq:residual; between shells of equal size the tokens themselves."""
+        if self.resample_indices is None:
+            return x
+        return resample_vertices(x, self.resample_indices, self.resample_weights)
+
+
+class Layout(nn.Module):
+    """L shells and their graphs: `within` on the first, `cross[l]` from shell l to l + 1, `last` on the last."""
+
+    shells: Sequence[Shell]
+    cross: Sequence[Graph]
+
+    def __init__(
+        self,
+        shells: Sequence[Shell],
+        neighbour_counts: Sequence[int] | None = None,
+        resample: nb.Resample = "index",
+    ) -> None:
+        super().__init__()
+        self.shells = nn.ModuleList(shells)  # type: ignore[assignment]
+        counts = self.vertex_counts
+        self.neighbour_counts = list(neighbour_counts or [nb.knn_budget(count) for count in counts])
+        self._check_counts(counts, self.neighbour_counts)
+        self.within = Graph(self.neighbour_counts[0], "euclidean", resample)
+        self.cross = nn.ModuleList(  # type: ignore[assignment]
+            Graph(k, "euclidean", resample) for k in self.neighbour_counts[1:]
+        )
+        self.last = Graph(self.neighbour_counts[-1], shells[-1].rounds_metric, resample)
+        self.refresh()
+
+    @staticmethod
+    def _check_counts(counts: list[int], neighbour_counts: list[int]) -> None:
+        for shell, k in enumerate(neighbour_counts):
+            sources = min(counts[max(0, shell - 1)], counts[shell])
+            if k > sources:
+                raise ConfigError(
+                    f"shell {shell + 1} wants k={k} neighbours but a source shell has only {sources} vertices; "
+                    f"k must not exceed the vertices: set neighbours={sources} or more base_vertices"
+                )
+
+    @property
+    def vertex_counts(self) -> list[int]:
+        """[V_1, ..., V_L]."""
+        return [shell.count for shell in self.shells]
+
+    def image_coords(self) -> Float[Tensor, "v 2"]:
+        """Where the first shell's vertices look in the image."""
+        return self.shells[0].image_coords()
+
+    def refresh(self) -> None:
+        """Rebuild the graphs whose positions moved. Called by forward (not while compiling: then call `constrain`)."""
+        self.within.refresh(self.shells[0], self.shells[0])
+        for shell, graph in enumerate(self.cross):
+            graph.refresh(self.shells[shell], self.shells[shell + 1])
+        self.last.refresh(self.shells[-1], self.shells[-1])
+
+    def constrain(self) -> None:
+        """After an optimiser step: every vertex back on its radius, graphs up to date."""
+        for shell in self.shells:
+            if shell.positions.requires_grad:
+                shell.project_()
+        self.refresh()
+
+
+def sphere_shells(base_vertices: int, shells: int, radii: tuple[float, float], learned: bool) -> list[Shell]:
+    """The paper's layout: Fibonacci lattices on spheres whose radii fall linearly."""
+    counts = sphere.shell_sizes(base_vertices, shells)
+    return [
+        Shell(sphere.fibonacci_sphere(count, radius), learned)
+        for count, radius in zip(counts, sphere.shell_radii(shells, *radii), strict=True)
+    ]
+
+
+def plane_shells(base_vertices: int, shells: int, rows: int) -> list[Shell]:
+    """The paper's control: flat lattices of the same sizes."""
+    return [FlatShell(plane.flat_lattice(count, rows), False) for count in sphere.shell_sizes(base_vertices, shells)]

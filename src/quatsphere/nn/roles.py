@@ -1,0 +1,17 @@
+"""Which parameter plays which role: a module says so of its own, everything unsaid is a weight."""
+
+from __future__ import annotations
+
+from torch import nn
+
+ROLES = ("quaternions", "positions", "bounds", "betas", "gates", "weights")
+
+
+def parameter_roles(model: nn.Module) -> dict[str, list[str]]:
+    """role -> names of parameters; the roles partition all parameters of the model."""
+    roles: dict[str, list[str]] = {role: [] for role in ROLES}
+    for prefix, module in model.named_modules():
+        declared: dict[str, str] = getattr(module, "roles", {})
+        for name, _ in module.named_parameters(recurse=False):
+            roles[declared.get(name, "weights")].append(f"{prefix}.{name}" if prefix else name)
+    return roles

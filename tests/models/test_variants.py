@@ -1,0 +1,142 @@
+"""Every variant of DESIGN's seams: gradients reach exactly what the variant says they reach (goal G10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quatsphere import create_model
+
+SMALL = {"dim": 32, "heads": 4, "base_vertices": 16, "shells": 3, "image_size": 16, "plane_rows": 8}
+QSV_VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "transport_identity": {"transport": "identity"},
+    "transport_one_sided": {"transport": "one_sided"},
+    "transport_projected": {"transport": "projected"},
+    "routing_uniform": {"routing": "uniform"},
+    "routing_absolute": {"routing": "absolute"},
+    "routing_geometric": {"routing": "geometric"},
+    "geometric_identity": {"routing": "geometric", "transport": "identity"},
+    "both_off": {"routing": "uniform", "transport": "identity"},
+    "uniform_projected": {"routing": "uniform", "transport": "projected"},
+    "frozen_random": {"field": "frozen_random"},
+    "frozen_identity": {"field": "frozen_identity"},
+    "frozen_identity_geometric": {"field": "frozen_identity", "routing": "geometric"},
+    "static": {"field": "static"},
+    "haar": {"field_init": "haar"},
+    "no_bound": {"bound": "none"},
+    "no_zero_init": {"zero_init": False},
+    "beta_warm": {"beta_start": 5.0},
+    "beta_frozen": {"beta_start": 5.0, "beta_frozen": True},
+    "positions_frozen": {"positions": "frozen"},
+    "no_rounds": {"rounds": 0},
+    "mean_pooling": {"pooling": "mean"},
+    "no_dropout": {"attention_dropout": 0.0, "output_dropout": 0.0},
+    "geometric_resample": {"resample": "geometric"},
+    "wrap": {"wrap": True},
+    "plane": {"layout": "plane"},
+}
+ATTENTION_VARIANTS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "attention_value_identity": {"value": "identity"},
+    "flat": {"layout": "plane"},
+    "flat_value_identity": {"layout": "plane", "value": "identity"},
+    "attention_matched": {"positions": "learned", "rounds": 2, "attention_dropout": 0.1, "output_dropout": 0.1},
+    "attention_geometric_resample": {"resample": "geometric"},
+}
+
+
+def build(variant: str) -> Any:
+    if variant == "resnet20":
+        return create_model("resnet20", image_size=16, width=4)
+    if variant in ATTENTION_VARIANTS:
+        small = {name: value for name, value in SMALL.items() if name != "heads"}
+        return create_model("attention", **small, **ATTENTION_VARIANTS[variant])
+    return create_model("qsv", **SMALL, **QSV_VARIANTS[variant])
+
+
+ALL = [*QSV_VARIANTS, *ATTENTION_VARIANTS, "resnet20"]
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_gradients_reach_what_the_variant_says(variant: str) -> None:
+    """Two steps with the task loss alone, batch 1 and 2: no gradient exactly where declared, finite elsewhere."""
+    model = build(variant).double()
+    silent = set(model.unreachable_parameters())
+    assert silent <= {name for name, _ in model.named_parameters()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(0)
+    largest: dict[str, float] = {}
+    for batch in (1, 2, 2):
+        images = torch.rand(batch, 3, 16, 16, generator=generator, dtype=torch.float64)
+        optimiser.zero_grad()
+        F.cross_entropy(model(images), torch.arange(batch)).backward()
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad if parameter.grad is not None else torch.zeros(1)
+            assert torch.isfinite(gradient).all(), name
+            largest[name] = float(gradient.abs().max())
+        optimiser.step()
+        model.constrain()
+    without = {name for name, value in largest.items() if value < 1e-14}
+    assert without == silent
+
+
+@pytest.mark.parametrize("variant", [name for name in QSV_VARIANTS if "frozen_r" not in name and "static" not in name])
+def test_last_layer_of_every_perturbation_network_learns_from_the_first_step(variant: str) -> None:
+    model = build(variant)
+    if model.config.field != "learned" or variant in ("both_off", "uniform_projected"):
+        return
+    F.cross_entropy(model(torch.rand(2, 3, 16, 16)), torch.tensor([0, 1])).backward()
+    for step in (model.within, *model.cross, *model.rounds):
+        assert step.perturbation.outer_weight.grad.abs().max() > 0
+        assert step.perturbation.outer_bias.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_roles_partition_the_parameters(variant: str) -> None:
+    model = build(variant)
+    named = [name for names in model.parameter_roles().values() for name in names]
+    assert sorted(named) == sorted(name for name, _ in model.named_parameters())
+    assert sum(model.parameter_parts().values()) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_shared_parts_start_equal(variant: str) -> None:
+    """Initial weights depend on (seed, name): whatever a variant removes, the rest starts as in the full model."""
+    whole = variant if variant == "resnet20" else "attention" if variant in ATTENTION_VARIANTS else "full"
+    full = dict(build(whole).named_parameters())
+    declared = {"haar": (".base",), "no_zero_init": (".outer_",), "beta_warm": ("beta_logit",)}.get(variant, ())
+    for name, parameter in build(variant).named_parameters():
+        if name in full and full[name].shape == parameter.shape and not any(part in name for part in declared):
+            assert torch.equal(parameter, full[name]), name
+
+
+def test_seeds_differ() -> None:
+    one, two = create_model("qsv", **SMALL, seed=1), create_model("qsv", **SMALL, seed=2)
+    assert not torch.equal(one.embed.projection.weight, two.embed.projection.weight)
+    assert not torch.equal(one.fields[0].base, two.fields[0].base)
+    again = create_model("qsv", **SMALL, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), again.parameters(), strict=True))
+
+
+def test_frozen_identity_equals_both_roles_off() -> None:
+    """As models: the identity field makes every transport and routing coincide with uniform averaging of x."""
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    outputs = []
+    for changes in (
+        {"field": "frozen_identity"},
+        {"field": "frozen_identity", "transport": "one_sided"},
+        {"field": "frozen_identity", "routing": "uniform", "transport": "identity"},
+    ):
+        outputs.append(create_model("qsv", **SMALL, **changes).double().eval()(images))
+    assert torch.allclose(outputs[0], outputs[1])
+    assert torch.allclose(outputs[0], outputs[2])
+
+
+def test_backends_agree_on_the_whole_model() -> None:
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    logits = [create_model("qsv", **SMALL, backend=b).double().eval()(images) for b in ("reference", "factored")]
+    assert torch.allclose(*logits, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,102 @@
+"""The quaternion field: unit, identity perturbation at the start with a living gradient, bounded, commuting."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from quatsphere.geometry import quaternion as Q
+from quatsphere.geometry.neighbours import index_resampling
+from quatsphere.kernels import resample_vertices
+from quatsphere.nn.field import FIELD_INITS, LearnedBound, NoBound, NoPerturbation, Perturbation, ShellField
+
+
+def make(dtype: torch.dtype = torch.float64, **changes: object) -> tuple[Perturbation, ShellField, ShellField]:
+    torch.manual_seed(0)
+    source = ShellField(6, 4, "near_identity", True, LearnedBound()).to(dtype)
+    target = ShellField(9, 4, "near_identity", True, LearnedBound()).to(dtype)
+    return Perturbation(32, 4, **changes).to(dtype), source, target  # type: ignore[arg-type]
+
+
+def test_field_is_its_base_at_the_start_and_the_gradient_lives() -> None:
+    network, shell, _ = make()
+    tokens = torch.randn(2, 6, 32, dtype=torch.float64)
+    field = network.perturb(network.inner(tokens), shell)
+    assert torch.allclose(field, Q.normalize(shell.base).expand(2, -1, -1, -1))
+    probe = torch.randn_like(field)
+    gradients = torch.autograd.grad((field * probe).sum(), [network.outer_weight, network.outer_bias, shell.base])
+    assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in gradients)
+
+
+def test_perturbation_stays_within_its_bound() -> None:
+    network, shell, _ = make(zero_init=False)
+    tokens = 100 * torch.randn(2, 6, 32, dtype=torch.float64)
+    field = network.perturb(network.inner(tokens), shell)
+    assert torch.allclose(field.norm(dim=-1), torch.ones(2, 6, 4, dtype=torch.float64))
+    angle = Q.distance(field, Q.normalize(shell.base).expand_as(field))
+    assert angle.max() <= 2 * math.sqrt(3) * shell.bound.value + 1e-12  # each of three components is below the bound
+
+
+def test_bound_at_zero_logit_and_its_range() -> None:
+    bound = LearnedBound()
+    assert float(bound.value) == pytest.approx((0.01 + math.pi / 4) / 2)
+    assert round(float(bound.value), 3) == 0.398
+    for logit, limit in ((-100.0, 0.01), (100.0, math.pi / 4)):
+        bound.logit.data.fill_(logit)
+        assert float(bound.value) == pytest.approx(limit)
+
+
+def test_first_layer_commutes_with_interpolation() -> None:
+    """Values and gradients: resample the tokens, or resample what the first layer makes of them."""
+    network, source, target = make(zero_init=False)
+    indices, weights = index_resampling(6, 9)
+    resample = lambda x: resample_vertices(x, indices, weights)  # noqa: E731
+    tokens = torch.randn(2, 6, 32, dtype=torch.float64, requires_grad=True)
+    ours = network.fields(tokens, source, target, resample)[1]
+    literal = network.perturb(network.inner(resample(tokens)), target)
+    assert torch.allclose(ours, literal, atol=1e-7)  # interpolation weights are float32
+    probe = torch.randn_like(ours)
+    leaves = [tokens, *network.parameters(), target.base]
+    for a, b in zip(
+        torch.autograd.grad((ours * probe).sum(), leaves),
+        torch.autograd.grad((literal * probe).sum(), leaves),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_within_a_shell_targets_are_sources() -> None:
+    network, shell, _ = make()
+    tokens = torch.randn(2, 6, 32, dtype=torch.float64)
+    source_field, target_field = network.fields(tokens, shell, shell, lambda x: x)
+    assert source_field is target_field
+
+
+def test_no_perturbation_is_the_base() -> None:
+    _, source, target = make()
+    fields = NoPerturbation().fields(torch.randn(3, 6, 32), source, target, lambda x: x)
+    assert torch.equal(fields[0][1], source.base)
+    assert torch.equal(fields[1][2], target.base)
+
+
+def test_no_bound_is_the_raw_output() -> None:
+    raw = torch.randn(5, 3)
+    assert torch.equal(NoBound()(raw), raw)
+
+
+@pytest.mark.parametrize("init", list(FIELD_INITS))
+def test_every_start_is_unit(init: str) -> None:
+    base = FIELD_INITS[init](40, 8)
+    assert base.shape == (40, 8, 4)
+    assert torch.allclose(base.norm(dim=-1), torch.ones(40, 8))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-9, 0.3])
+def test_gradients_of_the_perturbation(scale: float) -> None:
+    network, shell, _ = make()
+    torch.nn.init.normal_(network.outer_weight, std=scale)
+    hidden = torch.randn(1, 6, 32, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda h: network.perturb(h, shell), (hidden,))

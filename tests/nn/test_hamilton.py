@@ -1,0 +1,33 @@
+"""Hamilton layers: the literal sum, what they commute with, their scale at the start."""
+
+import torch
+
+from quatsphere.geometry import quaternion as Q
+from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
+
+
+def test_is_the_sum_of_hamilton_products() -> None:
+    layer = HamiltonLinear(3, 4, 5).double()
+    x = torch.randn(2, 7, 3, 4, 4, dtype=torch.float64)
+    literal = Q.multiply(layer.weight[None, None], x.unsqueeze(-3)).sum(-2)
+    assert torch.allclose(layer(x), literal)
+
+
+def test_hamilton_commutes_with_right_multiplication() -> None:
+    layer = HamiltonLinear(3, 4, 5).double()
+    x = torch.randn(2, 7, 3, 4, 4, dtype=torch.float64)
+    p = Q.random_unit(dtype=torch.float64)
+    assert torch.allclose(layer(Q.multiply(x, p)), Q.multiply(layer(x), p))
+
+
+def test_parameters_of_the_paper() -> None:
+    count = lambda module: sum(p.numel() for p in module.parameters())  # noqa: E731
+    assert count(HamiltonLinear(16, 4, 4)) == 1_024
+    assert count(HamiltonFFN(16, 4)) == 8_192
+
+
+def test_variance_is_kept_and_the_ffn_starts_small() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 32, 16, 4, 4)
+    assert abs(HamiltonLinear(16, 4, 16)(x).std() - 1) < 0.05
+    assert HamiltonFFN(16, 4)(x).std() < 0.1

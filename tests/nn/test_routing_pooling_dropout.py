@@ -1,0 +1,79 @@
+"""Small modules: beta, value map, pooling, dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quatsphere.geometry import quaternion as Q
+from quatsphere.nn.dropout import KeyedDropout
+from quatsphere.nn.pooling import MeanPooling, QuaternionPooling
+from quatsphere.nn.routing import ROUTINGS, Alignment
+from quatsphere.nn.trace import NoTrace, Trace
+from quatsphere.nn.transport import TRANSPORTS
+from quatsphere.randomness import fold
+
+
+def test_beta_at_zero_logit() -> None:
+    assert Alignment(16).beta.tolist() == pytest.approx([0.7931] * 16, abs=1e-4)
+
+
+def test_beta_probes() -> None:
+    warm, frozen = Alignment(4, 5.0), Alignment(4, 5.0, frozen=True)
+    assert warm.beta.tolist() == pytest.approx([5.0] * 4)
+    assert frozen.beta.tolist() == pytest.approx([5.0] * 4)
+    assert len(list(warm.parameters())) == 1
+    assert not list(frozen.parameters())
+
+
+@pytest.mark.parametrize("name", list(ROUTINGS))
+def test_every_routing_owns_beta(name: str) -> None:
+    assert [n for n, _ in ROUTINGS[name](3).named_parameters()] == ["beta_logit"]
+
+
+def test_projected_transport_is_a_linear_map_per_head() -> None:
+    transport = TRANSPORTS["projected"](2, 3)
+    x = torch.randn(1, 4, 2, 3, 4)
+    out = transport.prepare(x)
+    assert torch.allclose(out[0, 1, 1].flatten(), transport.weight[1] @ x[0, 1, 1].flatten(), atol=1e-5)
+    assert TRANSPORTS["sandwich"](2, 3).prepare(x) is x
+
+
+def test_pooling_by_hand() -> None:
+    """Identity field: d = z, so a vertex scores the sum of its z components."""
+    tokens = torch.randn(2, 5, 16, dtype=torch.float64)
+    base = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(5, 2, 4)
+    trace = Trace()
+    pooled = QuaternionPooling()(tokens, base, trace)
+    weights = tokens[..., 3::4].sum(-1).softmax(1)
+    assert torch.allclose(trace["pool_weights"], weights)
+    assert torch.allclose(pooled, (weights[..., None] * tokens).sum(1))
+
+
+def test_pooling_turns_with_the_field() -> None:
+    """q -> g q turns the pooling direction by g; the sign of any q does not matter."""
+    torch.manual_seed(0)
+    base = Q.normalize(torch.tensor([1.0, 0, 0, 0]).double() + 0.2 * torch.randn(9, 2, 4, dtype=torch.float64))
+    g = Q.random_unit(dtype=torch.float64)
+    plain, turned, flipped = Trace(), Trace(), Trace()
+    tokens = torch.randn(1, 9, 16, dtype=torch.float64)
+    QuaternionPooling()(tokens, base, plain)
+    QuaternionPooling()(tokens, Q.multiply(g, base), turned)
+    QuaternionPooling()(tokens, -base, flipped)
+    assert torch.allclose(turned["pool_direction"], Q.rotate(g, plain["pool_direction"]), atol=1e-9)
+    assert torch.allclose(flipped["pool_direction"], plain["pool_direction"])
+
+
+def test_mean_pooling() -> None:
+    tokens = torch.randn(2, 5, 16)
+    assert torch.allclose(MeanPooling()(tokens, None, NoTrace()), tokens.mean(1))
+
+
+def test_dropout_is_a_function_of_the_key() -> None:
+    dropout, other = KeyedDropout(0.5, "a.output"), KeyedDropout(0.5, "b.output")
+    x, keys = torch.ones(6, 40), fold(1, torch.arange(6))
+    whole = dropout(x, keys)
+    assert torch.equal(whole[2:4], dropout(x[2:4], keys[2:4]))
+    assert not torch.equal(whole, other(x, keys))
+    assert torch.equal(dropout.eval()(x, keys), x)
+    assert KeyedDropout(0.0, "c").mask(keys, (3,), torch.float32) is None
