@@ -1,0 +1,161 @@
+"""The checkpoints of a run: save, go back to the newest good one, to the best one, and forget old ones.
+
+The rename of a finished `step-N.tmp.PID` folder is the one moment at which a checkpoint comes into being. Everything
+a resume needs is inside it, also which step was the best so far; the files `best` and `last` beside the folders
+only repeat that for people and for `load_best`, and a resume puts them right if a kill came between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.files import atomic
+from quatsphere.files.reading import read_regular
+from quatsphere.files.step_folder import (
+    STATE,
+    WEIGHTS,
+    DamagedCheckpoint,
+    StepFolder,
+    read_step,
+    step_name,
+    step_of,
+    title,
+    write_step,
+)
+from quatsphere.files.tensors import dump_tensors, parse_tensors
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on: what the model is, what the training keeps, and plain facts about both."""
+
+    step: int
+    """Optimiser steps taken."""
+    weights: dict[str, Tensor]
+    """The model's parameters and buffers."""
+    state: dict[str, Tensor]
+    """Everything else that is a tensor: moments, snapshots."""
+    meta: dict[str, Any]
+    """Everything that is not: JSON, which comes back as JSON gives it (tuples as lists)."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path:
+    """Add a checkpoint to `folder`; returns its path when it is on the disk, and `last` (and `best`) name it.
+
+    A step that is there already with the same tensors keeps its files; only its manifest follows a changed meta.
+    """
+    path = folder / step_name(checkpoint.step)
+    best_path = path if best else read_pointer(folder, "best")
+    content = StepFolder(
+        checkpoint.step,
+        None if best_path is None else best_path.name,
+        checkpoint.meta,
+        dump_tensors(checkpoint.weights),
+        dump_tensors(checkpoint.state),
+    )
+    older = _newest_first(folder)
+    advice = f"{title(older[0])} kept; free some space" if older else "free some space"
+    with atomic.disk_errors("checkpoint", folder, content.size, advice):
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            atomic.sync_folder(folder.parent)
+        write_step(path, content)
+        _point(folder, best_path, path)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a step folder, whole; CheckpointError if a single bit of its three files has changed."""
+    return _parse(path, read_step(path))
+
+
+def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole, for a resume; None when there is none at all.
+
+    The folders decide, not `last`: a kill after the rename and before the pointer must not cost a checkpoint. Both
+    pointers are then made to agree with what was loaded, so call it as the run's only writer.
+    """
+    paths = _newest_first(folder)
+    for path, *older in (paths[i : i + 2] for i in range(len(paths))):
+        try:
+            content = read_step(path)
+        except DamagedCheckpoint as damage:
+            if not older:
+                raise CheckpointError(
+                    f"no good checkpoint left ({folder}: {len(paths)} damaged); start again under another name"
+                ) from damage
+            warn(f"checkpoint {title(path)} is damaged ({damage.reason}); falling back to {title(older[0])}")
+        else:
+            checkpoint = _parse(path, content)
+            _point(folder, None if content.best is None else folder / content.best, path)
+            return checkpoint
+    return None
+
+
+def load_best(folder: Path) -> Checkpoint:
+    """The checkpoint that `best` names; CheckpointError when there is none or it is damaged."""
+    path = read_pointer(folder, "best")
+    if path is None:
+        raise CheckpointError(f"no best checkpoint ({folder / 'best'} is missing or names none); resume the run")
+    return load_checkpoint(path)
+
+
+def read_pointer(folder: Path, name: str) -> Path | None:
+    """The step folder that the pointer `best` or `last` names, or None."""
+    try:
+        text = read_regular(folder / name, 100).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return None if step_of(text) is None else folder / text
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints, `best`, and what each kept one calls its best.
+
+    Steps newer than `last` go too: they are damaged, or of a life that was given up. Nothing is deleted unless
+    `last` reads back whole, so the last good checkpoint never is what goes.
+    """
+    if keep < 2:
+        raise ConfigError(f"keep must be >= 2: got {keep}; one checkpoint alone cannot survive its own damage")
+    paths = _newest_first(folder)
+    last = read_pointer(folder, "last")
+    if last is None or last not in paths:
+        return
+    newest = paths[paths.index(last) :][:keep]
+    kept = {*newest, read_pointer(folder, "best")}
+    for path in newest:
+        try:
+            best = read_step(path).best
+        except CheckpointError:
+            if path == last:
+                return
+        else:
+            kept |= set() if best is None else {folder / best}
+    for path in paths:
+        if path not in kept:
+            atomic.remove_folder(path)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [(step, path) for path in folder.glob("step-*") if (step := step_of(path.name)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _parse(path: Path, content: StepFolder) -> Checkpoint:
+    weights = parse_tensors(content.weights, str(path / WEIGHTS))
+    state = parse_tensors(content.state, str(path / STATE))
+    return Checkpoint(content.step, weights, state, content.meta)
+
+
+def _point(folder: Path, best: Path | None, last: Path) -> None:
+    for name, path in (("best", best), ("last", last)):
+        if path is None:
+            (folder / name).unlink(missing_ok=True)
+        elif read_pointer(folder, name) != path:
+            atomic.write_text(folder / name, path.name + "\n")
