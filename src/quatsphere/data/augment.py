@@ -1,0 +1,139 @@
+"""Augmentation as a pure function: what an image becomes depends on (seed, epoch, sample) and on nothing else.
+
+Random numbers come from `quatsphere.randomness`, one key per sample, so batch size, order, device and resume cannot
+change a pixel. Each choice has its own place in the key's stream: switching one off leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Float32, Int, UInt8
+from torch import Tensor
+
+from quatsphere.data.pillow_ops import gather_pixels
+from quatsphere.data.trivial_augment import OPERATIONS, STRENGTHS
+from quatsphere.data.trivial_augment import trivial_augment as apply_trivial_augment
+from quatsphere.randomness import fold, name_seed, uniform
+
+
+def augment(
+    images: UInt8[Tensor, "b c h w"],
+    samples: Int[Tensor, "b"],
+    *,
+    seed: int,
+    epoch: int,
+    crop_pad: int,
+    flip: bool,
+    trivial_augment: bool,
+) -> UInt8[Tensor, "b c h w"]:
+    """Random crop of the zero-padded image, random horizontal flip, TrivialAugmentWide, in this order.
+
+    `samples` are the images' indices in the training set.
+    """
+    keys = fold(name_seed(seed, "augment"), epoch, samples.cpu())
+    draws = uniform(keys, 6).unbind(-1)
+    top, left = (_below(draw, 2 * crop_pad + 1) for draw in draws[:2])
+    mirrored = _below(draws[2], 2) * int(flip)
+    images = crop_and_flip(images, top - crop_pad, left - crop_pad, mirrored)
+    if trivial_augment:
+        operation, strength = _below(draws[3], len(OPERATIONS)), _below(draws[4], STRENGTHS)
+        images = apply_trivial_augment(images, operation, strength, sign=1 - 2 * _below(draws[5], 2))
+    return images
+
+
+def crop_and_flip(
+    images: UInt8[Tensor, "b c h w"], top: Int[Tensor, "b"], left: Int[Tensor, "b"], mirrored: Int[Tensor, "b"]
+) -> UInt8[Tensor, "b c h w"]:
+    """The window whose first pixel is (top, left), black outside the image, then mirrored left-right where 1."""
+    height, width = images.shape[-2:]
+    x = torch.arange(width).expand(len(images), -1)
+    columns = left.unsqueeze(-1) + torch.where(mirrored.unsqueeze(-1) == 1, width - 1 - x, x)
+    rows = top.unsqueeze(-1) + torch.arange(height)
+    return gather_pixels(images, rows.unsqueeze(-1).to(images.device), columns.unsqueeze(-2).to(images.device))
+
+
+def normalize(
+    images: UInt8[Tensor, "b c h w"], mean: Float[Tensor, "c"], std: Float[Tensor, "c"]
+) -> Float32[Tensor, "b c h w"]:
+    """(level / 255 - mean) / std per channel, so mean and std are those of levels scaled to [0, 1]."""
+    mean, std = (v.to(images.device, torch.float32).view(-1, 1, 1) for v in (mean, std))
+    return (images.float() / 255 - mean) / std
+
+
+def mix(
+    images: Float[Tensor, "b c h w"],
+    targets: Float[Tensor, "b k"],
+    samples: Int[Tensor, "b"],
+    *,
+    seed: int,
+    epoch: int,
+    mixup: float,
+    cutmix: float,
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b k"]]:
+    """Mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019) with the given alphas; 0 switches one off.
+
+    Inside a sample's box the image becomes share * own + (1 - share) * partner's; mixup's box is the whole image with
+    share ~ Beta(alpha, alpha), cutmix's share is 0; targets mix by area. With both on, each sample draws one of them.
+    A sample's partner is the batch's next one in the order of their keys, so the order of the batch does not matter.
+    """
+    if mixup == 0 and cutmix == 0:
+        return images, targets
+    height, width = images.shape[-2:]
+    keys = fold(name_seed(seed, "mix"), epoch, samples.cpu())
+    plans = [_plan(draws, mixup, cutmix, height, width) for draws in uniform(keys, 5).tolist()]
+    plan = torch.tensor(plans, dtype=torch.float32, device=images.device).view(-1, 6, 1, 1, 1)
+    top, bottom, left, right, share, own = plan.unbind(1)
+    x, y = torch.arange(width, device=images.device), torch.arange(height, device=images.device).unsqueeze(-1)
+    inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
+    weight = torch.where(inside, share, 1.0).to(images.dtype)
+    own = own.view(-1, 1).to(targets)
+    partner = _next_by_key(keys).to(images.device)
+    return (
+        weight * images + (1 - weight) * images[partner],
+        own * targets + (1 - own) * targets[partner],
+    )
+
+
+def _plan(
+    draws: list[float], mixup: float, cutmix: float, height: int, width: int
+) -> tuple[int, int, int, int, float, float]:
+    """One sample's box (top, bottom, left, right), its own share inside the box and in the whole image."""
+    choice, first, second, vertical, horizontal = draws
+    if choice < (0.5 if mixup and cutmix else float(mixup > 0)):
+        share = symmetric_beta(mixup, first, second)
+        return 0, height, 0, width, share, share
+    side = math.sqrt(1 - symmetric_beta(cutmix, first, second))
+    top, bottom = _span(vertical, side, height)
+    left, right = _span(horizontal, side, width)
+    return top, bottom, left, right, 0.0, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def _span(draw: float, side: float, length: int) -> tuple[int, int]:
+    """A stretch of side * length pixels about a uniform centre, cut off at the image's edge."""
+    centre, half = int(draw * length), int(side * length) // 2
+    return max(centre - half, 0), min(centre + half, length)
+
+
+def symmetric_beta(alpha: float, first: float, second: float) -> float:
+    """A Beta(alpha, alpha) variate from two uniforms in [0, 1), without rejection, for any alpha > 0.
+
+    Devroye (1996), "Random variate generation in one line of code": t = sqrt(u^(-1/alpha) - 1) cos(2 pi v) is
+    Student's t with 2 alpha degrees of freedom over sqrt(2 alpha) (Bailey 1994), and (1 + t / sqrt(1 + t^2)) / 2 is
+    the variate. The exponent is capped below float64's overflow, where the variate is 0 or 1 anyway.
+    """
+    exponent = min(-math.log1p(-first) / alpha, 700.0)
+    t = math.sqrt(math.expm1(exponent)) * math.cos(2 * math.pi * second)
+    return (1 + math.sin(math.atan(t))) / 2
+
+
+def _next_by_key(keys: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
+    """For each key the place of the next larger one, cyclically: a random single cycle through the batch."""
+    order = keys.argsort()
+    return torch.empty_like(order).scatter_(0, order, order.roll(-1))
+
+
+def _below(draw: Float[Tensor, "b"], count: int) -> Int[Tensor, "b"]:
+    """Uniform [0, 1) -> uniform integer in 0 .. count - 1."""
+    return (draw * count).long()
