@@ -20,7 +20,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 demo: $(STAMP)
 	$(BIN)/quatsphere demo

@@ -1,0 +1,107 @@
+"""The two optimisers of a run: who steps which role of parameters, at which rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quatsphere.config import OptimConfig
+from quatsphere.errors import CheckpointError
+from quatsphere.geometry.sphere import mean_spacing
+from quatsphere.optim.repulsion import repel_
+from quatsphere.optim.riemannian_adam import RenormalisedAdamW, RiemannianAdam
+from quatsphere.optim.schedule import SCHEDULES, decay
+
+QUATERNION_OPTIMISERS: dict[str, Any] = {
+    "riemannian_adam": lambda params, config: RiemannianAdam(params, config.quaternion_lr),
+    "adamw_renormalise": lambda params, config: RenormalisedAdamW(
+        params, config.quaternion_lr, weight_decay=config.weight_decay
+    ),
+}
+
+
+class Optimisers:
+    """AdamW for everything but quaternions, Riemannian Adam for those; rates are a function of the step.
+
+    Weight decay falls on everything AdamW owns except positions (the paper excludes those only). Every AdamW group
+    follows the schedule with its own peak; the quaternions' rate is constant unless `annealed`.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], roles: Mapping[str, list[str]], config: OptimConfig):
+        self.config = config
+        peaks = {"positions": config.position_lr, "bounds": config.bound_lr_factor * config.peak_lr}
+        groups = [
+            {
+                "params": [parameters[name] for name in names],
+                "names": names,
+                "peak": peaks.get(role, config.peak_lr),
+                "weight_decay": 0.0 if role == "positions" else config.weight_decay,
+                "role": role,
+            }
+            for role, names in roles.items()
+            if names and role != "quaternions"
+        ]
+        self.optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.peak_lr)]
+        if roles.get("quaternions"):
+            group = {
+                "params": [parameters[name] for name in roles["quaternions"]],
+                "names": roles["quaternions"],
+                "peak": config.quaternion_lr,
+                "role": "quaternions",
+            }
+            self.optimisers.append(QUATERNION_OPTIMISERS[config.quaternion_optimizer]([group], config))
+
+    def set_rates(self, step: int, total: int) -> dict[str, float]:
+        """Set every group's rate for this step of `total`; returns role -> rate."""
+        config, rates = self.config, {}
+        share = SCHEDULES[config.schedule](step, total, config.warmup, config.div, config.final_div)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                constant = group["role"] == "quaternions" and config.quaternion_schedule == "constant"
+                group["lr"] = rates[group["role"]] = group["peak"] * (1.0 if constant else share)
+        return rates
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One step of both."""
+        for optimiser in self.optimisers:
+            optimiser.step()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The whole state as plain tensors, `parameter name/moment` -> tensor: no pickle, loadable anywhere."""
+        return {
+            f"{name}/{key}": value
+            for optimiser in self.optimisers
+            for group in optimiser.param_groups
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+            for key, value in optimiser.state.get(parameter, {}).items()
+        }
+
+    def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; a moment of another shape is a CheckpointError."""
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                for name, parameter in zip(group["names"], group["params"], strict=True):
+                    own = {k.rsplit("/", 1)[1]: v for k, v in state.items() if k.rsplit("/", 1)[0] == name}
+                    for key, value in own.items():
+                        if value.ndim and value.shape[:-1] != parameter.shape[:-1]:
+                            raise CheckpointError(f"optimiser state {name}/{key} has shape {tuple(value.shape)}")
+                        place = "cpu" if key == "step" else parameter.device
+                        optimiser.state[parameter][key] = value.to(place).clone()
+
+
+def repel(shells: list[Tensor], step: int, total: int, config: OptimConfig) -> None:
+    """The repulsion of this step, if one is due: every `repulsion_every` batches, fading out at `repulsion_until`."""
+    share = decay(step, total, config.repulsion_until)
+    if not config.repulsion or step % config.repulsion_every or share == 0:
+        return
+    for positions in shells:
+        median_step = config.repulsion_start * mean_spacing(len(positions)) * share
+        repel_(positions, config.repulsion_neighbours, median_step)
