@@ -1,0 +1,141 @@
+"""Fetch an official archive: resumed where it broke off, checked by SHA-256, and named only when it is right."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from io import BufferedWriter
+from pathlib import Path
+
+from quatsphere.data.cifar_files import CIFARS, MIRROR, OFFICIAL_SITE, Archive
+from quatsphere.data.contents import Progress
+from quatsphere.errors import ConfigError, DataError
+from quatsphere.files import atomic
+from quatsphere.files.archives import shown
+from quatsphere.files.hashing import sha256_file
+
+ATTEMPTS = 4
+PAUSE = 1.0
+"""Seconds before the second attempt; doubled before each further one."""
+TIMEOUT = 30.0
+CHUNK = 1 << 18
+
+
+class _Unreachable(Exception):
+    """This address does not give the file; the next one may."""
+
+
+def fetch(name: str, folder: str | Path, url: str | None = None, progress: Progress | None = None) -> Path:
+    """Download a data set's archive into `folder` and return its path; an intact archive there is kept.
+
+    `url`, or else QUATSPHERE_URL, replaces the official address and the mirror: the archive itself, or the folder
+    that holds it. Whatever the source, the file must have the official SHA-256.
+    """
+    if name not in CIFARS:
+        raise ConfigError(f"nothing to download for {name!r}; choose from {', '.join(CIFARS)}")
+    folder = Path(folder)
+    for archive in CIFARS[name].archives:
+        if _is_intact(folder / archive.name, archive):
+            return folder / archive.name
+    with atomic.disk_errors(name, folder, CIFARS[name].archives[0].size, "free some space or choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        return _fetch_first(sources(name, url), folder, progress)
+
+
+def sources(name: str, url: str | None = None) -> list[tuple[str, Archive]]:
+    """Addresses to try in this order; binary archives first, because they hold no pickles."""
+    archives = CIFARS[name].archives
+    url = url or os.environ.get("QUATSPHERE_URL") or None
+    if url is None:
+        official = [(OFFICIAL_SITE + archive.name, archive) for archive in archives[:1]]
+        return official + [(MIRROR + archive.name, archive) for archive in archives if archive.mirrored]
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"download address must start with http:// or https://: got {url!r}")
+    for archive in archives:
+        if url.endswith("/" + archive.name):
+            return [(url, archive)]
+    return [(f"{url.rstrip('/')}/{archives[0].name}", archives[0])]
+
+
+def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: Progress | None) -> Path:
+    failures = []
+    for address, archive in addresses:
+        part = folder / f"{archive.name}.part"
+        try:
+            _complete(address, part, archive, progress)
+            return _accept(address, part, archive)
+        except _Unreachable as failure:
+            failures.append(f"{address}: {failure}")
+    raise DataError(
+        f"download failed ({'; '.join(failures)}); "
+        "try again to go on where it broke off, or set QUATSPHERE_URL to another address"
+    )
+
+
+def _complete(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
+    """Ask for the missing bytes until all are there; a broken connection costs an attempt, not what came before."""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        try:
+            _append(address, part, archive, progress)
+            if part.stat().st_size >= archive.size:
+                return
+            reason = f"connection broke at {part.stat().st_size} of {archive.size} bytes"
+        except urllib.error.HTTPError as error:
+            if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.unlink(missing_ok=True)
+            elif error.code < 500:
+                raise _Unreachable(f"HTTP {error.code}") from error
+            reason = f"HTTP {error.code}"
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            reason = shown(str(getattr(error, "reason", error)))
+    raise _Unreachable(reason)
+
+
+def _append(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    if have > archive.size:
+        part.unlink()
+        have = 0
+    if have == archive.size:
+        return
+    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        resumed = response.status == http.client.PARTIAL_CONTENT and _starts_at(response, have)
+        with part.open("ab" if resumed else "wb") as file:
+            _copy(response, file, have if resumed else 0, archive.size, progress)
+
+
+def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:
+    return (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
+
+
+def _copy(
+    response: http.client.HTTPResponse, file: BufferedWriter, done: int, total: int, progress: Progress | None
+) -> None:
+    """At most one byte more than expected is taken from a server that does not stop."""
+    while done <= total and (data := response.read(min(CHUNK, total + 1 - done))):
+        file.write(data)
+        done += len(data)
+        if progress is not None:
+            progress(min(done, total), total)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _accept(address: str, part: Path, archive: Archive) -> Path:
+    if not _is_intact(part, archive):
+        part.unlink()
+        raise _Unreachable("sha256 differs from the official archive, file deleted")
+    path = part.with_name(archive.name)
+    atomic.put_in_place(part, path)
+    return path
+
+
+def _is_intact(path: Path, archive: Archive) -> bool:
+    return path.is_file() and path.stat().st_size == archive.size and sha256_file(path) == archive.sha256

@@ -1,0 +1,126 @@
+"""IDX files, the format of MNIST and its successors: `train-images-idx3-ubyte[.gz]` and so on, in one folder.
+
+A file is two zero bytes, a type (8: unsigned byte), the number of dimensions, each dimension as a big-endian integer
+of four bytes, and then the values (LeCun, Cortes and Burges 1998).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quatsphere.data.contents import Contents, Part, part_of
+from quatsphere.data.places import places
+from quatsphere.errors import DataError
+from quatsphere.files.archives import BROKEN, open_stream, shown
+
+MOST_VALUES = 1 << 31
+TRAIN, TEST = ("train",), ("t10k", "test")
+FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw", "mnist", "fashion-mnist")
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OFFICIAL = {
+    "MNIST": (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    "Fashion-MNIST": (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+}
+"""md5 of FILES with .gz, as torchvision checks them and Zalando's page prints them."""
+
+
+def read_idx_folder(root: Path | None) -> Contents:
+    """Training files are needed; without test files everything is one pool."""
+    looked = places(root)
+    folders = [place / name for place in looked for name in FOLDERS]
+    folder = next((folder for folder in folders if _find(folder, TRAIN, "images", 3)), None)
+    if folder is None:
+        raise DataError(
+            f"no IDX files in {' or '.join(map(shown, looked))} (looked for train-images-idx3-ubyte, plain or .gz); "
+            "pass --data.root of the folder that holds them"
+        )
+    train = _read_part(folder, TRAIN)
+    assert train is not None
+    test = _read_part(folder, TEST)
+    count = int(train.labels.max()) + 1 if len(train) else 0
+    if test is not None:
+        _check_labels(test, count, folder)
+    return Contents(tuple(map(str, range(count))), train, test, recognise(folder))
+
+
+def recognise(folder: Path) -> tuple[str, ...]:
+    """A note when the gzipped files are byte for byte the official ones; other IDX sets are as welcome."""
+    paths = [folder / f"{name}.gz" for name in FILES]
+    if not all(path.is_file() for path in paths):
+        return ()
+    sums = tuple(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in paths)
+    return tuple(f"official {title} files (md5)" for title, official in OFFICIAL.items() if sums == official)
+
+
+def _check_labels(test: Part, count: int, folder: Path) -> None:
+    outside = np.flatnonzero(test.labels >= count)
+    if len(outside):
+        raise DataError(
+            f"label {test.labels[outside[0]]} at index {outside[0]} of the test labels is outside 0..{count - 1}, the "
+            f"training labels' range ({shown(folder)}); fetch the files again"
+        )
+
+
+def _find(folder: Path, prefixes: tuple[str, ...], what: str, dimensions: int) -> Path | None:
+    names = [
+        f"{prefix}-{what}{dot}idx{dimensions}-ubyte{end}" for prefix in prefixes for dot in "-." for end in ("", ".gz")
+    ]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_part(folder: Path, prefixes: tuple[str, ...]) -> Part | None:
+    images, labels = _find(folder, prefixes, "images", 3), _find(folder, prefixes, "labels", 1)
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
+        found = images or labels
+        raise DataError(f"{shown(str(found))} has no partner (images and labels come in pairs); fetch the other file")
+    pixels, values = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(values):
+        first = min(len(pixels), len(values))
+        raise DataError(
+            f"{len(pixels)} rows but {len(values)} labels, first mismatch at index {first} ({shown(images)}); fetch it"
+        )
+    return part_of(pixels[:, None], values)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """One file; unpacking stops one byte after what the header promises, so that a gzip bomb stays small."""
+    try:
+        with open_stream(path) as stream:
+            shape = _read_header(stream.read(4 + 4 * dimensions), dimensions)
+            expected = int(np.prod(shape, dtype=np.uint64))
+            if expected > MOST_VALUES:
+                raise ValueError(f"header promises {expected} values, the cap is {MOST_VALUES}")
+            data = stream.read(expected + 1)
+    except BROKEN as error:
+        raise DataError(f"{shown(path)} is damaged ({error}); delete it and fetch again") from error
+    if len(data) > expected:
+        raise DataError(f"{shown(path)} holds more than the {expected} values its header promises; fetch it again")
+    if len(data) < expected:
+        raise DataError(f"{shown(path)} has {len(data)} values, expected {expected}; the copy is incomplete")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _read_header(head: bytes, dimensions: int) -> tuple[int, ...]:
+    if len(head) < 4 + 4 * dimensions:
+        raise ValueError("header is incomplete")
+    zero, kind, count = struct.unpack(">HBB", head[:4])
+    if (zero, kind, count) != (0, 8, dimensions):
+        raise ValueError(f"not an IDX file of bytes with {dimensions} dimensions")
+    return struct.unpack(f">{dimensions}I", head[4:])

@@ -1,0 +1,127 @@
+"""The cache of decoded images saves time and never decides anything (FAULTS 37)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quatsphere.data import Dataset, cache, folder, load_dataset
+from quatsphere.data.decoder import DecodedFiles
+from quatsphere.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for kind in "ab":
+        (tmp_path / "set" / kind).mkdir(parents=True)
+        for i in range(8):
+            image = Image.fromarray(generator.integers(0, 256, (6, 6, 3), np.uint8))
+            image.save(tmp_path / "set" / kind / f"{i}.png")
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def decodings(in_process: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one each time images are really decoded."""
+    seen: list[int] = []
+    real = folder.decode_files
+
+    def counting(*arguments: object, **options: object) -> DecodedFiles:
+        seen.append(1)
+        return real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folder, "decode_files", counting)
+    return seen
+
+
+def same(a: Dataset, b: Dataset) -> bool:
+    return a.fingerprint == b.fingerprint and torch.equal(a.train.images, b.train.images)
+
+
+def entries(place: Path) -> list[Path]:
+    return sorted((place / "decoded").iterdir())
+
+
+def test_second_load_reads_the_cache(root: Path, tmp_path: Path, decodings: list[int]) -> None:
+    first = load_dataset("folder", root=root, cache=tmp_path / "c")
+    second = load_dataset("folder", root=root, cache=str(tmp_path / "c"))
+    assert len(decodings) == 1
+    assert same(first, second)
+    assert first.notes == second.notes
+    load_dataset("folder", root=root)
+    assert entries(tmp_path / "xdg cache" / "quatsphere")
+    assert cache.cache_root() == tmp_path / "xdg cache" / "quatsphere"
+
+
+def test_changed_source_replaces_its_entry(root: Path, tmp_path: Path, decodings: list[int]) -> None:
+    place = tmp_path / "c"
+    first = load_dataset("folder", root=root, cache=place)
+    (root / "a" / "0.png").unlink()
+    second = load_dataset("folder", root=root, cache=place)
+    os.utime(root / "a" / "1.png", ns=(0, 0))
+    load_dataset("folder", root=root, cache=place)
+    load_dataset("folder", root=root, cache=place, image_size=8)
+    assert len(decodings) == 4
+    assert first.fingerprint != second.fingerprint
+    assert len(entries(place)) == 4
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "missing"])
+def test_damaged_entry_is_noticed_and_rebuilt(
+    root: Path, tmp_path: Path, decodings: list[int], suffix: str, harm: str
+) -> None:
+    place = tmp_path / "c"
+    first = load_dataset("folder", root=root, cache=place)
+    file = next(path for path in entries(place) if path.suffix == suffix)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    harmed = {"flip": bytes(data), "cut": bytes(data[:-9]), "empty": b"", "missing": None}[harm]
+    file.unlink()
+    if harmed is not None:
+        file.write_bytes(harmed)
+    second = load_dataset("folder", root=root, cache=place)
+    assert same(first, second)
+    assert len(decodings) == 2
+    if (suffix, harm) not in ((".json", "missing"), (".json", "flip")):
+        assert "damaged cache noticed and rebuilt" in second.notes
+    third = load_dataset("folder", root=root, cache=place)
+    assert len(decodings) == 2
+    assert third.notes == first.notes
+
+
+def test_unwritable_cache_is_a_note(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    data = load_dataset("folder", root=root, cache=tmp_path / "file" / "c")
+    assert any(note.startswith("cache not written: ") and "decoded again" in note for note in data.notes)
+
+
+def test_full_disk_is_a_note_and_leaves_nothing_half_written(root: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        data = load_dataset("folder", root=root, cache=disk, image_size=100)
+        assert any(note.startswith("cache not written: ") and "free on" in note for note in data.notes)
+        assert entries(disk) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_failed_decoding_leaves_no_entry(root: Path, tmp_path: Path) -> None:
+    (root / "a" / "bad.png").write_text("no image")
+    with pytest.raises(DataError, match="bad image"):
+        load_dataset("folder", root=root, cache=tmp_path / "c")
+    assert not (tmp_path / "c").exists()

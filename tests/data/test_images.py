@@ -1,0 +1,142 @@
+"""The documented rule from file to pixels (FAULTS 8): formats, modes, rotation, size."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quatsphere.data.contents import digest_images
+from quatsphere.data.images import MOST_PIXELS, BadImage, decode
+
+GRADIENT = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3) * 5
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("WEBP", {"lossless": True})])
+def test_lossless_formats_keep_every_pixel(kind: str, options: dict[str, object]) -> None:
+    found = decode(saved(Image.fromarray(GRADIENT), kind, **options), 4)
+    assert np.array_equal(found.pixels, GRADIENT.transpose(2, 0, 1))
+    assert found.format == kind
+    assert not found.resized
+    assert found.digest == digest_images(found.pixels[None])[0].tobytes()
+
+
+def test_jpeg_is_read_and_said() -> None:
+    found = decode(saved(Image.new("RGB", (4, 4), (10, 20, 30)), "JPEG", quality=100), 4)
+    assert found.format == "JPEG"
+    assert np.abs(found.pixels[:, 0, 0].astype(int) - (10, 20, 30)).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (Image.new("L", (4, 4), 77), (77, 77, 77)),
+        (Image.new("1", (4, 4), 1), (255, 255, 255)),
+        (Image.new("P", (4, 4), 0), (0, 0, 0)),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 0)), (255, 255, 255)),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 255)), (255, 0, 0)),
+        (Image.new("LA", (4, 4), (0, 0)), (255, 255, 255)),
+        (Image.fromarray(np.full((4, 4), 0xABCD, np.uint16)), (0xAB, 0xAB, 0xAB)),
+    ],
+    ids=["grey", "bit", "palette", "transparent", "opaque", "grey transparent", "16 bit"],
+)
+def test_modes_become_rgb_by_rule(image: Image.Image, expected: tuple[int, int, int]) -> None:
+    found = decode(saved(image), 4)
+    assert found.pixels.shape == (3, 4, 4)
+    assert np.array_equal(found.pixels[:, 1, 1], expected)
+
+
+def test_transparent_palette_colour_is_white() -> None:
+    image = Image.new("P", (4, 4), 3)
+    image.putpalette([0] * 9 + [200, 100, 50])
+    assert np.array_equal(decode(saved(image), 4).pixels[:, 0, 0], (200, 100, 50))
+    assert np.array_equal(decode(saved(image, transparency=3), 4).pixels[:, 0, 0], (255, 255, 255))
+
+
+def test_cmyk_is_converted() -> None:
+    found = decode(saved(Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "JPEG", quality=100), 4)
+    assert found.pixels[0].min() > 240
+    assert found.pixels[1:].max() < 15
+
+
+def test_exif_rotation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the top of the picture is on the right of the file
+    found = decode(saved(Image.fromarray(GRADIENT), exif=exif), 4)
+    assert np.array_equal(found.pixels, np.rot90(GRADIENT, -1).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("shape", [(60, 40), (40, 60), (40, 40), (7, 9), (1, 300)])
+def test_other_sizes_are_resized_on_the_shorter_side_and_cut(shape: tuple[int, int]) -> None:
+    height, width = shape
+    across = np.linspace(0, 255, width)
+    pixels = np.broadcast_to(across[None, :, None], (height, width, 3)).astype(np.uint8)
+    found = decode(saved(Image.fromarray(np.ascontiguousarray(pixels))), 20)
+    assert found.resized
+    assert found.pixels.shape == (3, 20, 20)
+    side = min(shape)
+    centres = (width - side) / 2 + (np.arange(20) + 0.5) * side / 20 - 0.5
+    assert np.abs(found.pixels[0, 10] - np.interp(centres, np.arange(width), across)).max() < max(3.0, 300 / width)
+
+
+def test_digest_is_of_the_source_size() -> None:
+    data = saved(Image.fromarray(GRADIENT))
+    assert decode(data, 4).digest == decode(data, 9).digest
+    assert decode(saved(Image.fromarray(GRADIENT[:2])), 9).digest != decode(data, 9).digest
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that promises a size and holds nothing."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    end = struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+    data = struct.pack(">I", 10) + b"IDAT" + zlib.compress(b"")[:10].ljust(10) + b"0000"
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + data + end
+
+
+WHOLE = {kind: saved(Image.effect_noise((64, 64), 50).convert("RGB"), kind) for kind in ("PNG", "JPEG", "WEBP")}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"hello, I am a text file", "not a PNG, JPEG or WebP image"),
+        (saved(Image.new("RGB", (4, 4)), "GIF"), "not a PNG, JPEG or WebP image"),
+        (saved(Image.new("RGB", (4, 4)), "BMP"), "not a PNG, JPEG or WebP image"),
+        (saved(Image.new("RGB", (4, 4)), "TIFF"), "not a PNG, JPEG or WebP image"),
+        (png_header(9_000, 9_000), f"more than {MOST_PIXELS} pixels"),
+        (png_header(20_000, 20_000), f"more than {MOST_PIXELS} pixels"),
+        *((data[: len(data) // 2], ".") for data in WHOLE.values()),
+    ],
+    ids=["empty", "text", "gif", "bmp", "tiff", "large", "huge", "cut png", "cut jpeg", "cut webp"],
+)
+def test_bad_files_say_why(data: bytes, reason: str) -> None:
+    with pytest.raises(BadImage, match=reason):
+        decode(data, 4)
+
+
+def test_damaged_files_only_ever_raise_bad_image() -> None:
+    generator = np.random.default_rng(0)
+    for data in WHOLE.values():
+        for _ in range(60):
+            damaged = bytearray(data)
+            for position in generator.integers(0, len(data), 4):
+                damaged[position] ^= int(generator.integers(1, 256))
+            with contextlib.suppress(BadImage):
+                assert decode(bytes(damaged), 8).pixels.shape == (3, 8, 8)
+
+
+def test_a_sliver_costs_little() -> None:
+    found = decode(saved(Image.new("RGB", (100_000, 1), (9, 8, 7))), 16)
+    assert np.array_equal(found.pixels[:, 8, 8], (9, 8, 7))
