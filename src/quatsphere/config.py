@@ -146,7 +146,7 @@ class QSVConfig(LatticeConfig):
     """Dropout on the routing weights (paper: 0.1)."""
     output_dropout: float = 0.1
     """Dropout on each step's update (paper: 0.1)."""
-    backend: Literal["auto", "reference", "factored"] = "auto"
+    backend: Literal["auto", "reference", "factored", "numba_cpu"] = "auto"
     """Kernel backend; auto takes the fastest that is exact on this device."""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class Optimisers:
                         optimiser.state[parameter][key] = value.to(place).clone()
 
 
-def repel(shells: list[Tensor], step: int, total: int, config: OptimConfig) -> None:
+def repel(shells: Sequence[Tensor], step: int, total: int, config: OptimConfig) -> None:
     """The repulsion of this step, if one is due: every `repulsion_every` batches, fading out at `repulsion_until`."""
     share = decay(step, total, config.repulsion_until)
     if not config.repulsion or step % config.repulsion_every or share == 0:

@@ -1,0 +1,5 @@
+"""The command `quatsphere`: one file per verb."""
+
+from quatsphere.cli.main import main
+
+__all__ = ["main"]

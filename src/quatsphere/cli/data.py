@@ -1,0 +1,89 @@
+"""quatsphere data get|verify|preview: fetch a data set, check a copy, or draw what the model samples of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+NAMES = ("digits", "cifar10", "cifar100", "folder", "idx")
+
+
+def run(words: list[str]) -> int:
+    """Get, verify or preview."""
+    parser = argparse.ArgumentParser(prog="quatsphere data", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    get = actions.add_parser("get", help="download with checksum; an interrupted download goes on")
+    get.add_argument("name", choices=("cifar10", "cifar100"))
+    get.add_argument("--folder", help="where to put it (default: the download folder that training looks in)")
+    get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
+    for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
+        sub = actions.add_parser(action, help=text)
+        sub.add_argument("name", choices=NAMES)
+        sub.add_argument("--data.root", "--root", dest="root", help="file or folder; default as in training")
+        sub.add_argument("--data.image_size", dest="image_size", type=int, help="resize to this side")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+    preview = actions.choices["preview"]
+    preview.add_argument("-o", "--output", default="preview.png", help="picture to write (default preview.png)")
+    preview.add_argument("--index", type=int, default=0, help="which training image (default 0)")
+    preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere")
+    asked = parser.parse_args(words)
+    return {"get": _get, "verify": _verify, "preview": _preview}[asked.action](asked)
+
+
+def _get(asked: argparse.Namespace) -> int:
+    from quatsphere.cli.console import Ticker
+    from quatsphere.data import download_folder, fetch
+
+    folder = Path(asked.folder) if asked.folder else download_folder()
+    with Ticker(f"fetching {asked.name}") as ticker:
+        path = fetch(asked.name, folder, asked.url, ticker)
+    print(path)
+    return 0
+
+
+def _verify(asked: argparse.Namespace) -> int:
+    from quatsphere.cli.console import Ticker
+    from quatsphere.data import verify
+
+    with Ticker("reading data") as ticker:
+        report = verify(asked.name, root=asked.root, image_size=asked.image_size, progress=ticker)
+    if asked.json:
+        print(json.dumps(report))
+        return 0
+    for name, value in report.items():
+        print(f"{name:<20} {_shown(value)}")
+    return 0
+
+
+def _preview(asked: argparse.Namespace) -> int:
+    from quatsphere.cli.console import Ticker, note
+    from quatsphere.cli.looks import need_report, sampled, shell_positions
+    from quatsphere.config import DataConfig
+    from quatsphere.errors import ConfigError
+    from quatsphere.files.atomic import write_bytes
+    from quatsphere.models import create_model
+    from quatsphere.train.run import load_data
+
+    _, pictures = need_report()
+    with Ticker("reading data") as ticker:
+        dataset = load_data(DataConfig(name=asked.name, root=asked.root, image_size=asked.image_size), note, ticker)
+    if not 0 <= asked.index < len(dataset.train.labels):
+        raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {asked.index}")
+    image = dataset.train.images[asked.index].float() / 255
+    model = create_model("qsv", layout=asked.layout, image_size=image.shape[-1], in_channels=image.shape[0])
+    places, samples = sampled(model, image)
+    title = f"{dataset.classes[dataset.train.labels[asked.index]]} (training image {asked.index})"
+    figure = pictures.preview(image.numpy(), places, samples, shell_positions(model)[0], title)
+    write_bytes(Path(asked.output), pictures.to_png(figure))
+    print(json.dumps({"picture": asked.output}) if asked.json else asked.output)
+    return 0
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in value) or "-"
+    return str(value)

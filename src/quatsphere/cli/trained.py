@@ -1,0 +1,51 @@
+"""A finished or interrupted run, opened for reading: configuration, weights, classes, normalisation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from quatsphere.cli.console import note
+from quatsphere.cli.settings import group_types
+from quatsphere.config import RunConfig
+from quatsphere.errors import CheckpointError
+from quatsphere.files.checkpoint import load_best, load_last_good, read_pointer
+from quatsphere.files.run_folder import RunFolder
+from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.models import Model, build_model
+from quatsphere.train.restore import restore_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a run folder gives back."""
+
+    run: RunFolder
+    config: RunConfig
+    model: Model
+    step: int
+    meta: dict[str, Any]
+
+
+def open_run(path: str) -> Trained:
+    """The model of a run at its best checkpoint (or its last, if none is best yet)."""
+    run = RunFolder(path, note)
+    if not run.config.is_file():
+        raise CheckpointError(f"no run in {Path(path)} (looked for config.yaml); name the folder of a run")
+    stored = read_yaml(run.config)
+    kinds = group_types(stored["model"]["name"])
+    config = RunConfig(**{group: kind(**stored[group]) for group, kind in kinds.items()})
+    has_best = run.checkpoints.is_dir() and read_pointer(run.checkpoints, "best") is not None
+    checkpoint = load_best(run.checkpoints) if has_best else _last(run)
+    model = build_model(config.model, seed=config.train.seed)
+    restore_weights(model, checkpoint.weights, say=note)
+    model.eval()
+    return Trained(run, config, model, checkpoint.step, checkpoint.meta)
+
+
+def _last(run: RunFolder) -> Any:
+    checkpoint = load_last_good(run.checkpoints, note) if run.checkpoints.is_dir() else None
+    if checkpoint is None:
+        raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")
+    return checkpoint

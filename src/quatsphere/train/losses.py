@@ -1,0 +1,73 @@
+"""The loss by name: cross-entropy with label smoothing and the three auxiliary terms of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.config import TrainConfig
+
+
+def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
+    """One-hot rows mixed with the uniform distribution: (1 - s) one_hot + s / classes."""
+    return F.one_hot(labels, classes).float() * (1 - smoothing) + smoothing / classes
+
+
+def cross_entropy(
+    logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b classes"], batch: int
+) -> Float[Tensor, ""]:
+    """-Σ targets log softmax(logits), over the images of all processes (`batch` of them)."""
+    return -(targets * torch.log_softmax(logits.float(), dim=-1)).sum() / batch
+
+
+def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """2 (1 - |⟨q_t, q_{t-1}⟩|) against the end of the previous epoch, blind to signs; mean over vertices and shells."""
+    terms = [2 * (1 - (q * old).sum(-1).abs()).mean() for q, old in zip(fields, previous, strict=True)]
+    return torch.stack(terms).mean()
+
+
+def head_diversity(fields: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Σ_{h≠h'} ⟨q^h, q^h'⟩² over ordered pairs of heads; mean over vertices and shells.
+
+    For Haar-random heads H(H-1)/4 on average (60 for 16 heads); at least H²/4 - H (48).
+    """
+    terms = []
+    for q in fields:
+        overlap = (q @ q.transpose(-1, -2)).square()
+        terms.append((overlap.sum((-1, -2)) - overlap.diagonal(dim1=-2, dim2=-1).sum(-1)).mean())
+    return torch.stack(terms).mean()
+
+
+def beta_penalty(logits: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Σ β̂² over all steps and heads; its fixed point is β = softplus(0) + 0.1 = 0.793."""
+    return torch.stack([logit.square().sum() for logit in logits]).sum()
+
+
+class Auxiliary:
+    """The auxiliary losses of a model, found by the roles of its parameters; a model without them has none."""
+
+    def __init__(self, model: nn.Module, roles: dict[str, list[str]], config: TrainConfig) -> None:
+        parameters = dict(model.named_parameters())
+        self.fields = [parameters[name] for name in roles["quaternions"]]
+        self.betas = [parameters[name] for name in roles["betas"]]
+        self.config = config
+        self.previous: list[Tensor] | None = None
+
+    def remember(self) -> None:
+        """Keep the field as it is: call at the end of an epoch."""
+        self.previous = [q.detach().clone() for q in self.fields]
+
+    def terms(self) -> dict[str, Tensor]:
+        """name -> coefficient times loss, each a scalar; smoothness is absent in the first epoch."""
+        terms: dict[str, Tensor] = {}
+        if self.fields and self.previous is not None:
+            terms["smoothness"] = self.config.smoothness * smoothness(self.fields, self.previous)
+        if self.fields and self.fields[0].shape[-2] > 1:
+            terms["head_diversity"] = self.config.head_diversity * head_diversity(self.fields)
+        if self.betas:
+            terms["beta_penalty"] = self.config.beta_penalty * beta_penalty(self.betas)
+        return terms

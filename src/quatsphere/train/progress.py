@@ -1,0 +1,72 @@
+"""Where a run stands: plain numbers that go into every checkpoint, and who is told about them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """Everything a resume needs that is not a tensor. Floats survive JSON bit for bit."""
+
+    epoch: int = 0
+    """Epochs finished."""
+    step_in_epoch: int = 0
+    """Steps taken in the current epoch."""
+    step: int = 0
+    """Optimiser steps taken in all."""
+    best_accuracy: float | None = None
+    """Best validation accuracy so far."""
+    best_step: int | None = None
+    best_epoch: int | None = None
+    waited: int = 0
+    """Epochs since the last improvement."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums over the images of the current epoch: losses by name, `correct`, `images`."""
+    seconds: float = 0.0
+    """Time spent training, over all starts."""
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add one step's sums."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """The epoch's means so far."""
+        images = max(1.0, self.sums.get("images", 0.0))
+        return {name: value / images for name, value in self.sums.items() if name != "images"}
+
+    def improved(self, accuracy: float, min_delta: float) -> bool:
+        """Whether an epoch's validation accuracy beats the best by more than `min_delta`; updates the count."""
+        better = self.best_accuracy is None or accuracy > self.best_accuracy + min_delta
+        self.waited = 0 if better else self.waited + 1
+        if better:
+            self.best_accuracy, self.best_step, self.best_epoch = accuracy, self.step, self.epoch
+        return better
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint stores it."""
+        return asdict(self)
+
+
+class Reporter:
+    """Who is told how a run goes; this one tells nobody."""
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """The run is set up: identity, sizes, backend."""
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        """A step was taken."""
+
+    def validating(self, done: int, total: int) -> None:
+        """So many of the validation images are through."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """An epoch ended with this record."""
+
+    def note(self, message: str) -> None:
+        """Something the user should know."""
+
+    def close(self) -> None:
+        """No more news."""
