@@ -15,7 +15,7 @@ LITE: dict[str, dict[str, Any]] = {
 }
 """What two CPU cores train on CIFAR-10 in about ten minutes; the choice is argued in docs/training.md."""
 LITE_QSV: dict[str, Any] = {"name": "qsv", "dim": 128, "heads": 8, **LITE_SHELLS}
-LITE_BUDGET = 129_939
+LITE_BUDGET = 129_039
 """Parameters of the lite QSV at 3 channels and 10 classes: the budget of its matched baselines (pinned by a test)."""
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
