@@ -82,9 +82,10 @@ def test_no_perturbation_is_the_base() -> None:
     assert torch.equal(fields[1][2], target.base)
 
 
-def test_no_bound_is_the_raw_output() -> None:
-    raw = torch.randn(5, 3)
-    assert torch.equal(NoBound()(raw), raw)
+def test_no_bound_takes_the_raw_output_as_tangent() -> None:
+    raw, base = torch.randn(2, 5, 1, 3), Q.random_unit(5, 1)
+    expected = Q.multiply(base, Q.exp(raw))
+    assert torch.allclose(NoBound().perturb(raw, base, "auto"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("init", list(FIELD_INITS))

@@ -20,6 +20,24 @@ def test_hamilton_commutes_with_right_multiplication() -> None:
     assert torch.allclose(layer(Q.multiply(x, p)), Q.multiply(layer(x), p))
 
 
+def test_post_layer_multiplies_into_the_block() -> None:
+    """FFN(post(x)), values and gradients: the literal order and the merged matrices."""
+    torch.manual_seed(0)
+    for backend in ("factored", "auto"):
+        post, ffn = HamiltonLinear(3, 2, 2).double(), HamiltonFFN(3, 2, backend=backend).double()
+        x = torch.randn(2, 7, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+        literal = ffn.down(torch.nn.functional.gelu(ffn.up(post(x))))
+        merged = ffn(x, post)
+        assert torch.allclose(merged, literal, rtol=1e-10, atol=1e-12)
+        leaves, probe = [x, *post.parameters(), *ffn.parameters()], torch.randn_like(literal)
+        for a, b in zip(
+            torch.autograd.grad((merged * probe).sum(), leaves),
+            torch.autograd.grad((literal * probe).sum(), leaves),
+            strict=True,
+        ):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
 def test_parameters_of_the_paper() -> None:
     count = lambda module: sum(p.numel() for p in module.parameters())  # noqa: E731
     assert count(HamiltonLinear(16, 4, 4)) == 1_024

@@ -5,10 +5,12 @@ from quatsphere.kernels.attention import (
     choose_backend,
     dot_product_attention,
     dot_product_weights,
+    explain_backend,
     quaternion_attention,
     routing_weights,
 )
 from quatsphere.kernels.neighbour_ops import resample_vertices
+from quatsphere.kernels.per_token import feed_forward, perturb, perturb_by
 from quatsphere.kernels.problem import Problem
 
 __all__ = [
@@ -17,6 +19,10 @@ __all__ = [
     "choose_backend",
     "dot_product_attention",
     "dot_product_weights",
+    "explain_backend",
+    "feed_forward",
+    "perturb",
+    "perturb_by",
     "quaternion_attention",
     "resample_vertices",
     "routing_weights",

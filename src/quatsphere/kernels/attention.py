@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import factored, reference
+from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, reference
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum
 from quatsphere.kernels.problem import Problem
 
@@ -18,16 +18,27 @@ BACKENDS: dict[str, Callable[[Problem], Tensor]] = {
     "reference": reference.quaternion_attention,
     "factored": factored.quaternion_attention,
 }
+if numba_cpu.available():
+    BACKENDS["numba_cpu"] = numba_cpu.quaternion_attention
 Keep = Float[Tensor, "b t k h"] | Bool[Tensor, "b t k h"]
 
 
-def choose_backend(name: str) -> str:
-    """The backend that runs for a requested name; `auto` is the fastest exact one."""
-    if name == "auto":
-        return "factored"
-    if name not in BACKENDS:
-        raise ConfigError(f"unknown backend {name!r}; choose one of auto, {', '.join(BACKENDS)}")
-    return name
+def explain_backend(name: str, device: str = "cpu") -> tuple[str, str]:
+    """(backend that runs, why) for a requested name and device type; `auto` is the fastest exact one."""
+    if name != "auto":
+        if name not in BACKENDS:
+            raise ConfigError(f"unknown backend {name!r}; choose one of auto, {', '.join(BACKENDS)}")
+        return name, "asked for by name"
+    if device != "cpu":
+        return "factored", f"plain torch on {device}"
+    if "numba_cpu" not in BACKENDS:
+        return "factored", "numba is not installed; with it the kernel is many times faster: pip install numba"
+    return "numba_cpu", "fused loops for the CPU"
+
+
+def choose_backend(name: str, device: str = "cpu") -> str:
+    """The backend that runs for a requested name."""
+    return explain_backend(name, device)[0]
 
 
 def quaternion_attention(
@@ -50,7 +61,7 @@ def quaternion_attention(
     1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
     directions); `transport` sandwich, identity or one_sided; `backend` auto, reference or factored.
     """
-    backend = choose_backend(backend)
+    backend = choose_backend(backend, features.device.type)
     dtype = _working_dtype(target_field, source_field, features, beta)
     with torch.autocast(features.device.type, enabled=False):
         problem = Problem(
@@ -87,13 +98,17 @@ def dot_product_attention(
     neighbours: Int[Tensor, "t k"],
     *,
     keep: Keep | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "b t h c"]:
-    """Scaled dot-product attention over the same graph: the matched baseline's kernel."""
+    """Scaled dot-product attention over the same graph: the matched baseline's kernel, fused as the other one is."""
     dtype = _working_dtype(queries, keys, values)
     with torch.autocast(values.device.type, enabled=False):
-        weights = dot_product_weights(queries.to(dtype), keys.to(dtype), neighbours)
-        weights = weights if keep is None else weights * keep.to(dtype)
-        return gather_sum(weights, values.to(dtype), neighbours)
+        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
+        keep = None if keep is None else keep.to(dtype)
+        if choose_backend(backend, values.device.type) == "numba_cpu":
+            return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep)
+        weights = dot_product_weights(queries, keys, neighbours)
+        return gather_sum(weights if keep is None else weights * keep, values, neighbours)
 
 
 def _working_dtype(*tensors: Tensor) -> torch.dtype:

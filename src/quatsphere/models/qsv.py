@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quatsphere.config import QSVConfig
 from quatsphere.models.lattice import LatticeModel, build_layout
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.field import BOUNDS, NoPerturbation, Perturbation, ShellField
+from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, ShellField
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.patch_embedding import PatchEmbedding
@@ -113,7 +113,7 @@ class QSV(LatticeModel):
 
 def _build_field(config: QSVConfig, vertices: int) -> ShellField:
     init, learned, perturbed = FIELDS[config.field]
-    bound = BOUNDS[config.bound]() if perturbed else nn.Identity()
+    bound = BOUNDS[config.bound]() if perturbed else NoBound()
     return ShellField(vertices, config.heads, init or config.field_init, learned, bound)
 
 
@@ -123,10 +123,10 @@ def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> Sh
     heads, channels = config.heads, config.channels
     beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
     return ShellStep(
-        Perturbation(config.dim, heads, config.zero_init) if perturbed else NoPerturbation(),
+        Perturbation(config.dim, heads, config.zero_init, config.backend) if perturbed else NoPerturbation(),
         ROUTINGS[config.routing](heads, beta_start, beta_frozen),
         TRANSPORTS[config.transport](heads, channels),
-        (HamiltonLinear(heads, channels, channels), HamiltonFFN(heads, channels)),
+        (HamiltonLinear(heads, channels, channels), HamiltonFFN(heads, channels, backend=config.backend)),
         Gate() if gated else nn.Identity(),
         (
             KeyedDropout(config.attention_dropout, f"{site}.attention"),

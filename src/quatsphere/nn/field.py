@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
+from quatsphere.kernels import perturb, perturb_by
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -46,17 +47,17 @@ class LearnedBound(nn.Module):
         """ε_l."""
         return self.LOWER + (self.UPPER - self.LOWER) * torch.sigmoid(self.logit)
 
-    def forward(self, raw: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-        """Tangent from the network's raw output."""
-        return self.value * torch.tanh(raw)
+    def perturb(self, raw: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"], backend: str) -> Tensor:
+        """normalize(q_base ⊗ exp(ε tanh(raw)))."""
+        return perturb(raw, self.value, base, backend=backend)
 
 
 class NoBound(nn.Module):
     """ω = φ: the ablation of "bounding … was important for stability"."""
 
-    def forward(self, raw: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-        """The raw output."""
-        return raw
+    def perturb(self, raw: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"], backend: str) -> Tensor:
+        """normalize(q_base ⊗ exp(raw))."""
+        return perturb_by(raw, base)
 
 
 BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}
@@ -68,7 +69,7 @@ class ShellField(nn.Module):
     roles = {"base": "quaternions"}
     base: Tensor
 
-    def __init__(self, vertices: int, heads: int, init: str, learned: bool, bound: nn.Module) -> None:
+    def __init__(self, vertices: int, heads: int, init: str, learned: bool, bound: LearnedBound | NoBound) -> None:
         super().__init__()
         self.init = init
         start = FIELD_INITS[init](vertices, heads)
@@ -91,9 +92,9 @@ class Perturbation(nn.Module):
     vertices: it runs once on the sources and its output is resampled for the targets, before the GELU.
     """
 
-    def __init__(self, dim: int, heads: int, zero_init: bool = True) -> None:
+    def __init__(self, dim: int, heads: int, zero_init: bool = True, backend: str = "auto") -> None:
         super().__init__()
-        self.zero_init = zero_init
+        self.zero_init, self.backend = zero_init, backend
         self.inner = nn.Linear(dim, dim)
         self.outer_weight = nn.Parameter(torch.empty(heads, dim // heads, 3))
         self.outer_bias = nn.Parameter(torch.zeros(heads, 3))
@@ -121,8 +122,7 @@ class Perturbation(nn.Module):
         """q_eff from the first layer's output; in the precision of the quaternions, also under autocast."""
         activated = rearrange(F.gelu(hidden), "b v (h i) -> b v h i", h=self.outer_bias.shape[0])
         raw = einsum(activated, self.outer_weight, "b v h i, h i o -> b v h o") + self.outer_bias
-        tangent = shell.bound(raw.to(shell.base.dtype))
-        return quaternion.normalize(quaternion.multiply(shell.base, quaternion.exp(tangent)), check=False)
+        return shell.bound.perturb(raw.to(shell.base.dtype), shell.base, self.backend)
 
 
 class NoPerturbation(nn.Module):

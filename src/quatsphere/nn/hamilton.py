@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import left_matrix
+from quatsphere.kernels import feed_forward
 
 
 def block_expand(weight: Float[Tensor, "h out inp 4"]) -> Float[Tensor, "h 4*out 4*inp"]:
@@ -45,11 +45,21 @@ class HamiltonLinear(nn.Module):
 class HamiltonFFN(nn.Module):
     """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small so the residual leads."""
 
-    def __init__(self, heads: int, channels: int, expansion: int = 4, down_scale: float = 0.1) -> None:
+    def __init__(
+        self, heads: int, channels: int, expansion: int = 4, down_scale: float = 0.1, backend: str = "auto"
+    ) -> None:
         super().__init__()
+        self.backend = backend
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
 
-    def forward(self, x: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v h q 4"]:
-        """GELU acts on every real component."""
-        return self.down(F.gelu(self.up(x)))
+    def forward(self, x: Float[Tensor, "b v h q 4"], post: HamiltonLinear | None = None) -> Float[Tensor, "b v h q 4"]:
+        """FFN(post(x)); `post` is linear, so its matrix is multiplied into the up projection, once per step.
+
+        GELU acts on every real component.
+        """
+        up, down = block_expand(self.up.weight), block_expand(self.down.weight)
+        if post is not None:
+            up = up @ block_expand(post.weight)
+        flat = rearrange(x, "b v h q c -> b v h (q c)")
+        return rearrange(feed_forward(flat, up, down, backend=self.backend), "b v h (q c) -> b v h q c", c=4)

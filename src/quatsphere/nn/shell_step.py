@@ -86,7 +86,7 @@ class ShellStep(nn.Module):
         keep = self.attention_dropout.mask(keys, edges, tokens.dtype)
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
         aggregated = self.attend(target_field, source_field, features, graph, keep, directions)
-        update = self.output_dropout(to_flat(self.ffn(self.post(aggregated))), keys)
+        update = self.output_dropout(to_flat(self.ffn(aggregated, self.post)), keys)
         hidden = update + self.gate(graph.resample(tokens))
         trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})

@@ -1,0 +1,220 @@
+"""The gradients of the fused quaternion kernel: weights are recomputed, sources gather over the reversed graph.
+
+Per item (image, eight heads), with g the output gradient lifted by the target and y the lifted sources:
+
+    targets   dw_ij = ⟨g_i, y_j⟩,  ds_ij = w_ij (keep_ij dw_ij - Σ_j w_ij keep_ij dw_ij),  dβ += ds_ij s_ij
+              dkey_i = Σ_j β ds_ij key_j,  dq_i = torque_i ⊗ q_i / |q_i|² + (dkey_i through the key)
+    sources   dy_j = Σ_i keep_ij w_ij g_i,  dx_j = lower(q_j, dy_j),  dkey_j = Σ_i β ds_ij key_i,  dq_j likewise
+
+The aggregate that the target's torque needs is the output lifted again. A source sums over its listeners in the order
+of the edges, in registers: no scatter, no atomics, the same bits however the vertices are shared out.
+"""
+
+from typing import Any, NamedTuple
+
+from quatsphere.kernels.numba_attention import (
+    ABSOLUTE,
+    GEOMETRIC,
+    UNIFORM,
+    direction,
+    feature_place,
+    item_heads,
+    lift_vertex,
+    load_field,
+    route,
+    target_key,
+)
+from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen
+from quatsphere.kernels.numba_transport import (
+    IDENTITY,
+    SANDWICH,
+    TILE,
+    add_torque,
+    conjugate,
+    dot,
+    lift,
+    load_tile,
+    multiply,
+    rotation,
+    turn,
+)
+from quatsphere.kernels.numba_vector import (
+    LANES,
+    fma,
+    inner,
+    lane,
+    load,
+    load_quaternions,
+    splat,
+    store,
+    store_quaternions,
+    where_less,
+)
+
+
+class Gradients(NamedTuple):
+    """Where gradients go, flat. Those of beta are per (item, chunk, lane), of directions per (item, vertex, 3)."""
+
+    target_field: Any
+    source_field: Any
+    features: Any
+    beta: Any
+    target_directions: Any
+    source_directions: Any
+
+
+@inner
+def score_gradients(sizes, vertex, tables, beta, scratch):  # type: ignore[no-untyped-def]
+    """From one target's scores, weights and weight gradients (k, 8) to its score gradients; returns its part of dβ."""
+    k, zero, one = sizes.neighbours, splat(beta, 0.0), splat(beta, 1.0)
+    scores, weights, dots = scratch
+    mean = zero
+    for slot in range(k):
+        mean = fma(load(tables.kept, (vertex * k + slot) * LANES), load(dots, slot * LANES), mean)
+    beta_gradient = zero
+    for slot in range(k):
+        edge = (vertex * k + slot) * LANES
+        score = load(scores, slot * LANES)
+        logit = fma(load(tables.kept, edge), load(dots, slot * LANES), zero - load(weights, slot * LANES) * mean)
+        sign = one
+        if sizes.routing == ABSOLUTE:
+            sign = where_less(score, zero, zero - one, where_less(zero, score, one, zero))
+        signed = logit * sign
+        beta_gradient = fma(signed, score, beta_gradient)
+        store(tables.score_gradient, edge, signed * beta)
+    return beta_gradient
+
+
+@inner
+def target_torque(sizes, q, place, out, tables, vertex):  # type: ignore[no-untyped-def]
+    """Σ over channels of the torque of lowering; the aggregate is the output lifted again."""
+    offset, stride, count = place
+    zero = splat(q[0], 0.0)
+    torque = (zero, zero, zero, zero)
+    if sizes.transport == IDENTITY:
+        return torque
+    matrix, square = rotation(q), dot(q, q)
+    share = splat(zero, 1.0) / (square * square if sizes.transport == SANDWICH else square)
+    for channel in range(sizes.channels):
+        z = load_quaternions(out, offset + 4 * channel, stride, count)
+        a = lift(sizes.transport, q, matrix, z)
+        a = (a[0] * share, a[1] * share, a[2] * share, a[3] * share)
+        g = load_tile(tables.gradient, (vertex * sizes.channels + channel) * TILE)
+        torque = add_torque(sizes.transport, torque, a, g)
+    return torque
+
+
+@inner
+def field_gradient(torque, q, through_key):  # type: ignore[no-untyped-def]
+    """torque ⊗ q / |q|² + what came through the key."""
+    turned = multiply(torque, q)
+    share = splat(q[0], 1.0) / dot(q, q)
+    return (
+        fma(turned[0], share, through_key[0]),
+        fma(turned[1], share, through_key[1]),
+        fma(turned[2], share, through_key[2]),
+        fma(turned[3], share, through_key[3]),
+    )
+
+
+@inner
+def sum_heads(vector, count):  # type: ignore[no-untyped-def]
+    """Sum of the first `count` lanes, in order."""
+    total = lane(vector, 0)
+    for number in range(1, count):
+        total += lane(vector, number)
+    return total
+
+
+@inner
+def store_direction(vectors, count, out, at):  # type: ignore[no-untyped-def]
+    """(x, y, z) summed over heads -> out[at:at+3]; directions are shared by all heads."""
+    out[at] = sum_heads(vectors[0], count)
+    out[at + 1] = sum_heads(vectors[1], count)
+    out[at + 2] = sum_heads(vectors[2], count)
+
+
+@inner
+def through_geometric_key(inputs, q, key_gradient, vertex, count, out, at):  # type: ignore[no-untyped-def]
+    """(-|q|⁴, 2 q* p q): the key's gradient on to p (summed over heads, out[at:at+3]) and, returned, to q."""
+    p = direction(inputs.target_directions, q[0], vertex)
+    double = (splat(q[0], 0.0), 2.0 * key_gradient[1], 2.0 * key_gradient[2], 2.0 * key_gradient[3])
+    g = turn(rotation(q), double)
+    store_direction((g[1], g[2], g[3]), count, out, at)
+    zero = splat(q[0], 0.0)
+    torque = add_torque(SANDWICH, (zero, zero, zero, zero), p, g)
+    radial = -4.0 * (key_gradient[0] * dot(q, q))
+    return field_gradient(torque, q, (radial * q[0], radial * q[1], radial * q[2], radial * q[3]))
+
+
+@inner
+def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, scratch, gradients):  # type: ignore[no-untyped-def]
+    """Targets start..stop: fills the targets' tables, writes dq_i and dp_i, and the chunk's part of dβ."""
+    out, output_gradient = outputs
+    image, first, count = item_heads(sizes, item)
+    k, Q = sizes.neighbours, sizes.channels
+    beta = load(inputs.beta, first)
+    zero = splat(beta, 0.0)
+    beta_gradient = zero
+    for vertex in range(start, stop):
+        q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
+        place = feature_place(sizes, sizes.targets, item, vertex)
+        lift_vertex(sizes, q, output_gradient, place, tables.gradient, vertex * Q * TILE)
+        key = target_key(inputs, sizes, q, vertex)
+        route(inputs, sizes, item, vertex, tables, key, scratch, vertex * k * LANES, tables.kept)
+        through_key = (zero, zero, zero, zero)
+        if sizes.routing != UNIFORM:
+            edge_dots(inputs.neighbours, k, Q, vertex, tables.gradient, tables.lifted, scratch[2])
+            beta_gradient = beta_gradient + score_gradients(sizes, vertex, tables, beta, scratch)
+            slots = vertex * k * LANES
+            through_key = hear(inputs.neighbours, k, 1, vertex, 0, tables.keys, tables.score_gradient, slots)
+        if sizes.routing == GEOMETRIC:
+            at = (item * sizes.targets + vertex) * 3
+            through_key = through_geometric_key(inputs, q, through_key, vertex, count, gradients.target_directions, at)
+        torque = target_torque(sizes, q, place, out, tables, vertex)
+        at = ((image * sizes.targets + vertex) * sizes.heads + first) * 4
+        store_quaternions(gradients.target_field, at, 4, count, field_gradient(torque, q, through_key))
+    store(gradients.beta, chunk * LANES, beta_gradient)
+
+
+@inner
+def source_directions_gradient(inputs, vertex, key_gradient, count, out, at):  # type: ignore[no-untyped-def]
+    """(|p|², p): the key's gradient on to p, summed over heads, into out[at:at+3]."""
+    _, x, y, z = direction(inputs.source_directions, key_gradient[0], vertex)
+    store_direction(
+        (
+            fma(x + x, key_gradient[0], key_gradient[1]),
+            fma(y + y, key_gradient[0], key_gradient[2]),
+            fma(z + z, key_gradient[0], key_gradient[3]),
+        ),
+        count,
+        out,
+        at,
+    )
+
+
+@inner
+def source_gradients(inputs, sizes, item, start, stop, graph, tables, gradients):  # type: ignore[no-untyped-def]
+    """Sources start..stop: dx_j, dq_j and dp_j from what their listeners wrote."""
+    image, first, count = item_heads(sizes, item)
+    zero = splat(tables.kept, 0.0)
+    for vertex in range(start, stop):
+        q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
+        back = conjugate(q)
+        matrix = rotation(back)
+        torque, through_key = (zero, zero, zero, zero), (zero, zero, zero, zero)
+        offset, stride, _ = feature_place(sizes, sizes.sources, item, vertex)
+        for channel in range(sizes.channels):
+            g = listen(graph, sizes.channels, vertex, channel, tables.gradient, tables.kept)
+            y = load_tile(tables.lifted, (vertex * sizes.channels + channel) * TILE)
+            torque = add_torque(sizes.transport, torque, g, y)
+            lowered = lift(sizes.transport, back, matrix, g)
+            store_quaternions(gradients.features, offset + 4 * channel, stride, count, lowered)
+        if sizes.routing != UNIFORM:
+            through_key = listen(graph, 1, vertex, 0, tables.target_keys, tables.score_gradient)
+        if sizes.routing == GEOMETRIC:
+            at = (item * sizes.sources + vertex) * 3
+            source_directions_gradient(inputs, vertex, through_key, count, gradients.source_directions, at)
+            through_key = (zero, zero, zero, zero)
+        at = ((image * sizes.sources + vertex) * sizes.heads + first) * 4
+        store_quaternions(gradients.source_field, at, 4, count, field_gradient(torque, q, through_key))

@@ -1,0 +1,107 @@
+"""Who computes what: the loops of the fused quaternion kernel shared out over threads.
+
+With at least as many items (image, eight heads) as threads each thread takes whole items, their tables stay in its
+cache; with fewer, all threads work on the chunks of one item. Chunks have a fixed size and write to places of their
+own, so the result does not depend on which of the two happened, nor on the number of threads.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
+from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
+from quatsphere.kernels.numba_neighbours import Reversed, reverse_graph
+from quatsphere.kernels.numba_threads import Part, compiled, share_out, thread_count
+from quatsphere.kernels.numba_transport import TILE
+from quatsphere.kernels.numba_vector import LANES
+
+CHUNK = 32
+"""Vertices per piece of work; part of the result (β's gradient is summed chunk by chunk), so not to be tuned."""
+
+
+@compiled
+def lift_and_attend(items, source_chunks, target_chunks, inputs, sizes, tables, scratch, out):  # type: ignore[no-untyped-def]
+    """For each item lift these chunks of its sources, then attend from these chunks of its targets."""
+    for item in range(*items):
+        start, stop = source_chunks[0] * CHUNK, min(source_chunks[1] * CHUNK, sizes.sources)
+        lift_sources(inputs, sizes, item, start, stop, tables)
+        start, stop = target_chunks[0] * CHUNK, min(target_chunks[1] * CHUNK, sizes.targets)
+        attend_targets(inputs, sizes, item, start, stop, tables, scratch, out)
+
+
+@compiled
+def lift_and_differentiate(items, lifts, targets, sources, inputs, sizes, outputs, graph, tables, scratch, gradients):  # type: ignore[no-untyped-def]
+    """For each item lift these chunks of its sources, then the gradients of these target and source chunks."""
+    chunks = (sizes.targets + CHUNK - 1) // CHUNK
+    for item in range(*items):
+        start, stop = lifts[0] * CHUNK, min(lifts[1] * CHUNK, sizes.sources)
+        lift_sources(inputs, sizes, item, start, stop, tables)
+        for chunk in range(*targets):
+            start, stop, number = chunk * CHUNK, min((chunk + 1) * CHUNK, sizes.targets), item * chunks + chunk
+            target_gradients(inputs, sizes, item, start, stop, number, outputs, tables, scratch, gradients)
+        start, stop = sources[0] * CHUNK, min(sources[1] * CHUNK, sizes.sources)
+        source_gradients(inputs, sizes, item, start, stop, graph, tables, gradients)
+
+
+def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
+    """The kernel: out (B, T, H, Q, 4)."""
+    items, chunks = sizes.images * sizes.blocks, (_chunks(sizes.sources), _chunks(sizes.targets))
+
+    def whole(part: Part) -> None:
+        tables, scratch = _tables(sizes, out.dtype, gradients=False), _scratch(sizes, out.dtype)
+        lift_and_attend(part, (0, chunks[0]), (0, chunks[1]), inputs, sizes, tables, scratch, out)
+
+    def phase(part: Part, number: int, item: int, tables: Tables) -> None:
+        pieces = [part if other == number else (0, 0) for other in range(2)]
+        lift_and_attend((item, item + 1), *pieces, inputs, sizes, tables, _scratch(sizes, out.dtype), out)
+
+    if items >= thread_count():
+        share_out(whole, items)
+        return
+    tables = _tables(sizes, out.dtype, gradients=False)
+    for item in range(items):
+        for number in range(2):
+            share_out(phase, chunks[number], number, item, tables)
+
+
+def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], gradients: Gradients) -> None:
+    """All gradients from outputs = (output, its gradient)."""
+    items, dtype = sizes.images * sizes.blocks, outputs[0].dtype
+    chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
+    graph = Reversed(*reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources))
+
+    def run(part: Part, pieces: list[Part], tables: Tables) -> None:
+        scratch = _scratch(sizes, dtype)
+        lift_and_differentiate(part, *pieces, inputs, sizes, outputs, graph, tables, scratch, gradients)
+
+    def whole(part: Part) -> None:
+        run(part, [(0, count) for count in chunks], _tables(sizes, dtype, gradients=True))
+
+    def phase(part: Part, number: int, item: int, tables: Tables) -> None:
+        run((item, item + 1), [part if other == number else (0, 0) for other in range(3)], tables)
+
+    if items >= thread_count():
+        share_out(whole, items)
+        return
+    tables = _tables(sizes, dtype, gradients=True)
+    for item in range(items):
+        for number in range(3):
+            share_out(phase, chunks[number], number, item, tables)
+
+
+def _chunks(vertices: int) -> int:
+    return -(-vertices // CHUNK)
+
+
+def _scratch(sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any]:
+    """One target's scores, weights and their gradients, each (k, 8)."""
+    k = sizes.neighbours * LANES
+    return np.empty(k, dtype), np.empty(k, dtype), np.empty(k, dtype)
+
+
+def _tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:
+    """Room for one item."""
+    S, T, edges = sizes.sources * TILE, sizes.targets * TILE, sizes.targets * sizes.neighbours * LANES
+    counts = (S * sizes.channels, S, T, *((T * sizes.channels, edges, edges) if gradients else (0, 0, 0)))
+    return Tables(*(np.empty(count, dtype) for count in counts))

@@ -1,0 +1,99 @@
+"""Compiled loops shared out over threads: torch's own, so that two cores have two threads in all.
+
+torch's idle OpenMP workers spin for milliseconds after each of its loops. Threads of any other pool (Numba's own
+layers, Python's) compete with them for the cores and come out hardly parallel. So the loops run on torch's workers: its
+OpenMP library is asked for a parallel region whose body calls back here; compiled code then releases Python's lock.
+Where that library is not found (not Linux), and in a forked child (whose copy of OpenMP is dead), plain threads do it.
+
+Who computes a share never changes a result: shares are disjoint, and every sum has its order fixed by the loops.
+"""
+
+import ctypes
+import inspect
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+
+Part = tuple[int, int]
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def _find_openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch itself has loaded, if it speaks GNU's interface."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib[gi]omp*.so*")):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "GOMP_parallel"):
+            return library
+    return None
+
+
+_openmp = _find_openmp()
+
+
+def _after_fork() -> None:
+    global _openmp
+    _openmp = None
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def thread_count() -> int:
+    """torch.get_num_threads()."""
+    return torch.get_num_threads()
+
+
+def share_out(function: Callable[..., None], count: int, *arguments: Any) -> None:
+    """function((start, stop), *arguments) over range(count), in one contiguous share per thread."""
+    shares = max(1, min(thread_count(), count))
+    bounds = [(count * share // shares, count * (share + 1) // shares) for share in range(shares)]
+    if shares == 1:
+        function(bounds[0], *arguments)
+    elif _openmp is not None:
+        _run_on_openmp(_openmp, function, bounds, arguments)
+    else:
+        if shares not in _pools:
+            _pools[shares] = ThreadPoolExecutor(shares, thread_name_prefix="quatsphere")
+        list(_pools[shares].map(lambda part: function(part, *arguments), bounds))
+
+
+def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], bounds: list[Part], arguments: Any) -> None:
+    """One parallel region; a team smaller than asked for takes several shares each. The first error is raised here."""
+    errors: list[BaseException] = []
+
+    def region(_: Any) -> None:
+        try:
+            for part in bounds[library.omp_get_thread_num() :: library.omp_get_num_threads()]:
+                function(part, *arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    library.GOMP_parallel(_REGION(region), None, len(bounds), 0)
+    if errors:
+        raise errors[0]
+
+
+def compiled(function: Callable[..., None]) -> Any:
+    """Numba compilation without Python's lock, cached on disk until any of the compiled files changes.
+
+    Numba notices a change of the file a function is in, not of the files it calls into, so the stamp it compares is
+    widened to all of them. Where no folder can be written to, every process compiles for itself.
+    """
+    bare = inspect.unwrap(function)
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        dispatcher: Any = numba.njit(bare, cache=True, **options)
+    except RuntimeError:
+        return numba.njit(bare, **options)
+    files = sorted(Path(__file__).parent.glob("numba_*.py"))
+    stamp = tuple((file.name, file.stat().st_mtime, file.stat().st_size) for file in files)
+    dispatcher._cache._cache_file._source_stamp = stamp
+    return dispatcher

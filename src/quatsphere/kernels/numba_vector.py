@@ -1,0 +1,315 @@
+"""A vector of eight numbers as a Numba type: what stays in registers and in which order it is added is then explicit.
+
+Numba leaves vectorising to LLVM, which does not see through (..., 4) layouts and keeps no tile of accumulators in
+registers. Here `load`, `store`, `fma` and the operators work on eight lanes at a time (one AVX register of float32,
+two of float64; LLVM splits or widens for other machines). Nothing is reassociated: a result depends on the numbers
+alone, never on how work was shared out.
+
+`load_quaternions` and `store_quaternions` turn eight rows of four components into four vectors of eight lanes and
+back, so that component-last tensors are read and written without a permuted copy.
+"""
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+ir = cgutils.ir  # llvmlite's, through Numba
+LANES = 8
+FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(), 8, 64)}
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """Decorator of functions that only compiled code calls: no Python entry, which halves the time to compile.
+
+    Under pytest jaxtyping has wrapped the function by now; Numba wants the bare one.
+    """
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return njit(**options)(inspect.unwrap(function))
+
+
+def instruction(function: Callable[..., Any]) -> Any:
+    """Decorator of functions that emit machine code for one call."""
+    return intrinsic(inspect.unwrap(function))
+
+
+class Vector(types.Type):
+    """Eight lanes of float32 or float64."""
+
+    def __init__(self, scalar: Any) -> None:
+        self.scalar = scalar
+        super().__init__(name=f"Vector({scalar})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, _register(vector.scalar))
+
+
+def _register(scalar: Any, lanes: int = LANES) -> Any:
+    return ir.VectorType(FLOATS[scalar][0], lanes)
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+    first = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, empty, _mask([0] * LANES))
+
+
+def _mask(order: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+
+
+def _operator(python_operator: Callable[..., Any], emit: Callable[[Any, Any, Any], Any]) -> None:
+    """Vector ∘ vector, vector ∘ number, number ∘ vector."""
+
+    @infer_global(python_operator)
+    class Rule(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            vectors = [a for a in args if isinstance(a, Vector)]
+            if len(args) == 2 and vectors and all(isinstance(a, (Vector, types.Number)) for a in args):
+                return signature(vectors[0], *[a if isinstance(a, Vector) else vectors[0].scalar for a in args])
+            return None
+
+    def lower(context: Any, build: Any, sig: Any, args: Any) -> Any:
+        sides = [a if isinstance(t, Vector) else _splat(build, a) for t, a in zip(sig.args, args, strict=True)]
+        return emit(build, *sides)
+
+    for sides in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(python_operator, *sides)(lower)
+
+
+_operator(operator.add, lambda build, a, b: build.fadd(a, b))
+_operator(operator.sub, lambda build, a, b: build.fsub(a, b))
+_operator(operator.mul, lambda build, a, b: build.fmul(a, b))
+_operator(operator.truediv, lambda build, a, b: build.fdiv(a, b))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
+    return builder.gep(data, [index])
+
+
+def _read(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
+    return builder.load(builder.bitcast(address, _register(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
+
+
+def _call(builder: Any, name: str, scalar: Any, args: Any) -> Any:
+    """LLVM's own function of this name on whole vectors."""
+    kind = _register(scalar)
+    full = f"llvm.{name}.v{LANES}f{FLOATS[scalar][2]}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * len(args)), full)
+    return builder.call(function, args)
+
+
+@instruction
+def load(typingctx: Any, array: Any, index: Any) -> Any:
+    """array[index : index + 8] of a flat array as a vector."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _read(builder, _address(context, builder, array, *args), array.dtype, LANES)
+
+    return Vector(array.dtype)(array, types.intp), code
+
+
+@instruction
+def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
+    """array[index : index + 8] = vector."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = _address(context, builder, array, args[0], args[1])
+        where = builder.bitcast(address, _register(array.dtype).as_pointer())
+        builder.store(args[2], where, align=FLOATS[array.dtype][1])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), code
+
+
+@instruction
+def splat(typingctx: Any, like: Any, number: Any) -> Any:
+    """The number in every lane, in the precision of `like` (an array or a vector)."""
+    scalar = like.scalar if isinstance(like, Vector) else like.dtype
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, args[1])
+
+    return Vector(scalar)(like, scalar), code
+
+
+@instruction
+def spread(typingctx: Any, array: Any, index: Any) -> Any:
+    """array[index] in every lane; the index is not negative."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, builder.load(_address(context, builder, array, *args)))
+
+    return Vector(array.dtype)(array, types.intp), code
+
+
+@instruction
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c, rounded once."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call(builder, "fma", a.scalar, args)
+
+    return a(a, a, a), code
+
+
+@instruction
+def sqrt(typingctx: Any, a: Any) -> Any:
+    """√a."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call(builder, "sqrt", a.scalar, args)
+
+    return a(a), code
+
+
+@instruction
+def lane(typingctx: Any, vector: Any, index: Any) -> Any:
+    """One lane as a number."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.extract_element(*args)
+
+    return vector.scalar(vector, types.int32), code
+
+
+@instruction
+def insert(typingctx: Any, vector: Any, index: Any, number: Any) -> Any:
+    """The vector with one lane replaced."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.insert_element(args[0], args[2], args[1])
+
+    return vector(vector, types.int32, vector.scalar), code
+
+
+@instruction
+def where_less(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """yes where a < b, else no (also where a or b is NaN)."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
+
+    return a(a, a, a, a), code
+
+
+@instruction
+def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
+    """The bits of each lane plus `bias`, moved up into the exponent: 2ⁿ of an n in the lowest mantissa bits."""
+    _, size, width = FLOATS[vector.scalar]
+    mantissa = 23 if size == 4 else 52
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integers = ir.VectorType(ir.IntType(width), LANES)
+        bits = builder.bitcast(args[0], integers)
+        biased = builder.add(
+            bits, _splat(builder, builder.trunc(args[1], ir.IntType(width)) if width < 64 else args[1])
+        )
+        return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * LANES)), args[0].type)
+
+    return vector(vector, types.int64), code
+
+
+def _transpose(builder: Any, a: list[Any]) -> list[Any]:
+    """Within each half of four lanes: (a₀, a₁, a₂, a₃)[row][column] -> [column][row]; its own inverse."""
+    low, high = _mask([0, 8, 1, 9, 4, 12, 5, 13]), _mask([2, 10, 3, 11, 6, 14, 7, 15])
+    first, second = _mask([0, 1, 8, 9, 4, 5, 12, 13]), _mask([2, 3, 10, 11, 6, 7, 14, 15])
+    out = []
+    for half in (low, high):
+        left = builder.shuffle_vector(a[0], a[1], half)
+        right = builder.shuffle_vector(a[2], a[3], half)
+        out += [builder.shuffle_vector(left, right, part) for part in (first, second)]
+    return out
+
+
+@instruction
+def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any) -> Any:
+    """(w, x, y, z), each eight lanes: lane l is the quaternion at index + l stride; lanes >= count repeat the last."""
+    vector = Vector(array.dtype)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = []
+        last = builder.sub(args[3], ir.Constant(args[3].type, 1))
+        for number in range(LANES):
+            row = ir.Constant(args[3].type, number)
+            row = builder.select(builder.icmp_signed("<", row, last), row, last)
+            at = builder.add(args[1], builder.mul(row, args[2]))
+            rows.append(_read(builder, _address(context, builder, array, args[0], at), array.dtype, 4))
+        both = [builder.shuffle_vector(rows[i], rows[i + 4], _mask(list(range(8)))) for i in range(4)]
+        return context.make_tuple(builder, sig.return_type, _transpose(builder, both))
+
+    return types.UniTuple(vector, 4)(array, types.intp, types.intp, types.intp), code
+
+
+@instruction
+def store_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any, quaternions: Any) -> Any:
+    """Write the first `count` lanes of (w, x, y, z) as quaternions at index + l stride."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        both = _transpose(builder, cgutils.unpack_tuple(builder, args[4], 4))
+        for number in range(LANES):
+            half = [0, 1, 2, 3] if number < 4 else [4, 5, 6, 7]
+            row = builder.shuffle_vector(both[number % 4], both[number % 4], _mask(half))
+            with builder.if_then(builder.icmp_signed("<", ir.Constant(args[3].type, number), args[3]), likely=True):
+                at = builder.add(args[1], builder.mul(ir.Constant(args[1].type, number), args[2]))
+                address = _address(context, builder, array, args[0], at)
+                where = builder.bitcast(address, _register(array.dtype, 4).as_pointer())
+                builder.store(row, where, align=FLOATS[array.dtype][1])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, types.intp, quaternions), code
+
+
+def _pick(builder: Any, three: list[Any], order: list[int]) -> Any:
+    """Eight of the 24 numbers of three vectors."""
+    early = builder.shuffle_vector(three[0], three[1], _mask([i if i < 16 else 0 for i in order]))
+    return builder.shuffle_vector(early, three[2], _mask([n if i < 16 else i - 8 for n, i in enumerate(order)]))
+
+
+@instruction
+def load_triples(typingctx: Any, array: Any, index: Any) -> Any:
+    """(x, y, z), each eight lanes, from 24 consecutive numbers (x, y, z, x, y, z, ...)."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        starts = [builder.add(args[1], ir.Constant(args[1].type, LANES * i)) for i in range(3)]
+        rows = [_read(builder, _address(context, builder, array, args[0], at), array.dtype, LANES) for at in starts]
+        picked = [_pick(builder, rows, [3 * number + axis for number in range(LANES)]) for axis in range(3)]
+        return context.make_tuple(builder, sig.return_type, picked)
+
+    return types.UniTuple(Vector(array.dtype), 3)(array, types.intp), code
+
+
+@instruction
+def store_triples(typingctx: Any, array: Any, index: Any, triple: Any) -> Any:
+    """Write (x, y, z) as 24 consecutive numbers."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vectors = cgutils.unpack_tuple(builder, args[2], 3)
+        for i in range(3):
+            order = [LANES * (n % 3) + n // 3 for n in range(LANES * i, LANES * (i + 1))]
+            at = builder.add(args[1], ir.Constant(args[1].type, LANES * i))
+            where = builder.bitcast(_address(context, builder, array, args[0], at), _register(array.dtype).as_pointer())
+            builder.store(_pick(builder, vectors, order), where, align=FLOATS[array.dtype][1])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, triple), code
+
+
+@inner
+def load_some(array, index, count):  # type: ignore[no-untyped-def]
+    """array[index : index + count], zero in the other lanes."""
+    if count == LANES:
+        return load(array, index)
+    vector = splat(array, 0.0)
+    for number in range(count):
+        vector = insert(vector, number, array[index + number])
+    return vector

@@ -1,0 +1,66 @@
+"""The fused Hamilton feed-forward block equals the plain one: values and all gradients, any shape, any threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quatsphere.kernels import numba_cpu, numba_cpu_hamilton
+
+pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
+
+
+def plain(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    hidden = F.gelu(torch.einsum("...hc,hmc->...hm", x, up))
+    return torch.einsum("...hm,hcm->...hc", hidden, down)
+
+
+def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (*tokens, heads, channels), (heads, wide, channels), (heads, channels, wide)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def run(function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    leaves = [x.to(dtype).requires_grad_() for x in tensors]
+    out = function(*leaves)
+    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves)]
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 50)), st.integers(1, 5), st.integers(1, 8), st.integers(1, 4),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_equals_the_plain_block(tokens: tuple[int, int], heads: int, channels: int, expansion: int, seed: int) -> None:
+    tensors = make(seed, tokens, heads, 4 * channels, 4 * channels * expansion)
+    exact = run(plain, tensors, torch.float64)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        for value, expected in zip(run(numba_cpu_hamilton.feed_forward, tensors, dtype), exact, strict=True):
+            assert relative_error(value, expected) < tolerance
+
+
+def test_the_same_bits_for_any_number_of_threads() -> None:
+    tensors, before, found = make(0, (3, 1000), 3, 16, 64), torch.get_num_threads(), []
+    for threads in (1, 2, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(run(numba_cpu_hamilton.feed_forward, tensors, torch.float32))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_several_chunks_of_tokens_equal_the_plain_block() -> None:
+    tensors = make(0, (5000,), 2, 8, 32)
+    exact = run(plain, tensors, torch.float64)
+    for value, expected in zip(run(numba_cpu_hamilton.feed_forward, tensors, torch.float32), exact, strict=True):
+        assert relative_error(value, expected) < 1e-5
+
+
+def test_the_operator_keeps_torch_s_rules() -> None:
+    tensors = make(0, (2, 3), 2, 4, 16)
+    torch.library.opcheck(numba_cpu_hamilton.feed_forward, tuple(x.requires_grad_() for x in tensors))
