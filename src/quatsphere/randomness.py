@@ -2,13 +2,12 @@
 
 A key is an int64 made by folding integers such as (seed, epoch, sample) with the finaliser of SplitMix64
 (Steele, Lea and Flood 2014); element i of a key's stream is the finaliser of key + (i + 1) * GOLDEN.
-Plain integer tensor operations: the same bits on every device and under torch.compile.
+Plain integer tensor operations: the same bits on every device.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -50,17 +49,24 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return _shift_right(stream(keys, count), 11).double() * 2.0**-53
 
 
-def keep_mask(keys: Tensor, shape: tuple[int, ...], rate: float, dtype: torch.dtype) -> Tensor:
+@torch.library.custom_op("quatsphere::keep_mask", mutates_args=())
+def keep_mask(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
     """Inverted-dropout mask (B, *shape): 0 with probability `rate`, else 1 / (1 - rate); one key per sample.
 
     Four decisions of 16 bits come out of each int64, so the rate is honoured to the nearest 2**-16 and the
-    surviving value is the inverse of the probability that is really used.
+    surviving value is the inverse of the probability that is really used. A torch operator, so that torch.compile
+    keeps it whole: the code it generates for the 64-bit stream on CPUs (torch 2.13) writes past its buffers.
     """
     count = math.prod(shape)
     bits = stream(keys, -(-count // 4)).view(torch.int16)[..., :count]
     dropped = round(rate * 2**16)
     keep = (bits >= dropped - 2**15).to(dtype) * (2**16 / (2**16 - dropped))
     return keep.reshape(*keys.shape, *shape)
+
+
+@keep_mask.register_fake
+def _(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
+    return keys.new_empty((*keys.shape, *shape), dtype=dtype)
 
 
 def name_seed(seed: int, name: str) -> int:
