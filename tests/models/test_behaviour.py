@@ -50,7 +50,7 @@ def test_traces_of_the_baselines(name: str) -> None:
         ("qsv", {"routing": "sharp"}, "routing must be alignment or absolute or uniform or geometric: got 'sharp'"),
         ("qsv", {"dim": 250}, "a multiple of 64: got 250; nearest legal value 256"),
         ("qsv", {"heads": 0}, "heads must be >= 1: got 0; nearest legal value 1"),
-        ("qsv", {"dim": 2.5}, "dim must be int: got 2.5"),
+        ("qsv", {"dim": 2.5}, "dim must be a whole number: got 2.5"),
         ("qsv", {"neighbours": 129}, "neighbours must lie in 1..128.*nearest legal value 128"),
         ("qsv", {"base_vertices": 3}, "base_vertices must be >= 4: got 3; nearest legal value 4"),
         ("qsv", {"base_vertices": 5}, "shell 2 wants k=6 neighbours but a source shell has only 5"),

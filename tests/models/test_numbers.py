@@ -58,6 +58,18 @@ def test_attention_width_is_solved_from_the_budget() -> None:
     assert attention_parameters(AttentionConfig(), 104) > 639_187
 
 
+@pytest.mark.parametrize("layout", ["sphere", "plane"])
+def test_removing_the_value_projection_keeps_the_width(layout: str) -> None:
+    model = create_model("attention", value="identity", layout=layout)
+    assert (model.config.dim, model.config.heads) == (96, 6)
+    assert count(model) == 567_658 - 5 * (96 * 96 + 96)
+
+
+def test_resnet_starts_as_in_he_et_al() -> None:
+    weight = create_model("resnet20").stages[2][2].conv1.weight
+    assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
+
+
 def test_attention_at_the_same_width() -> None:
     model = create_model("attention", dim=256)
     assert count(model) == 3_971_338

@@ -59,7 +59,8 @@ def quaternion_attention(
 
     Fields are unit quaternions, real part first. `keep` multiplies the weights after the softmax: pass zeros and
     1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
-    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference or factored.
+    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference,
+    factored or numba_cpu.
     """
     backend = choose_backend(backend, features.device.type)
     dtype = _working_dtype(target_field, source_field, features, beta)

@@ -32,8 +32,12 @@ def qsv_budget(config: AttentionConfig) -> int:
 
 
 def solve_width(config: AttentionConfig) -> AttentionConfig:
-    """The configuration with its width and heads settled: the largest multiple of 8 within the budget (96)."""
-    dim = config.dim or _widest(config, config.budget or qsv_budget(config))
+    """The configuration with its width and heads settled: the largest multiple of 8 within the budget (96).
+
+    The width is solved with the value projection in place, so that removing it changes nothing else.
+    """
+    whole = dataclasses.replace(config, value="projected")
+    dim = config.dim or _widest(whole, config.budget or qsv_budget(config))
     return dataclasses.replace(config, dim=dim, heads=config.heads or default_heads(dim))
 
 

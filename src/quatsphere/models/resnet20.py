@@ -12,6 +12,17 @@ from quatsphere.nn.roles import parameter_roles
 from quatsphere.nn.trace import NoTrace, Trace
 
 
+class Convolution(nn.Conv2d):
+    """3x3 without bias, started as in He et al. 2015: normal with variance 2 / fan-in."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int = 1) -> None:
+        super().__init__(channels_in, channels, 3, stride, padding=1, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights."""
+        nn.init.kaiming_normal_(self.weight)
+
+
 class Shortcut(nn.Module):
     """Option A: subsample, then fill the new channels with zeros; no parameters."""
 
@@ -30,9 +41,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.conv1 = Convolution(channels_in, channels, stride)
         self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = Convolution(channels, channels)
         self.norm2 = nn.BatchNorm2d(channels)
         self.shortcut = Shortcut(stride, channels - channels_in)
 
@@ -43,7 +54,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """269,722 parameters at width 16 and 10 classes: stem 464, stages 14,112 + 51,072 + 203,424, classifier 650."""
+    """269,722 parameters at width 16 and 10 classes: stem 464, stages 14,016 + 51,072 + 203,520, classifier 650."""
 
     PARTS = (
         ("stem", "stem"),
@@ -57,7 +68,7 @@ class ResNet20(nn.Module):
         super().__init__()
         self.config = config = config or ResNet20Config()
         width = config.width
-        self.stem = nn.Conv2d(config.in_channels, width, 3, padding=1, bias=False)
+        self.stem = Convolution(config.in_channels, width)
         self.stem_norm = nn.BatchNorm2d(width)
         self.stages = nn.Sequential(
             *(
@@ -70,12 +81,6 @@ class ResNet20(nn.Module):
             )
         )
         self.classifier = nn.Linear(4 * width, config.num_classes)
-
-    def reset_parameters(self) -> None:
-        """He initialisation of the convolutions, as in the paper of 2016."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight)
 
     def forward(
         self,

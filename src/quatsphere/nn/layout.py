@@ -79,9 +79,7 @@ class Graph(nn.Module):
     resample_indices: Tensor
     resample_weights: Tensor
 
-    def __init__(
-        self, k: int, metric: Literal["euclidean", "angular"], resample: Literal["index", "geometric"]
-    ) -> None:
+    def __init__(self, k: int, metric: nb.Metric, resample: nb.Resample) -> None:
         super().__init__()
         self.k, self.metric, self.resample_rule = k, metric, resample
         for name in ("neighbours", "resample_indices", "resample_weights"):
