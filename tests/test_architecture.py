@@ -13,7 +13,8 @@ EVERYWHERE = {"errors", "randomness"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "randomness": set(),
-    "config": set(),
+    "rules": set(),
+    "config": {"rules"},
     "presets": set(),
     "files": set(),
     "geometry": set(),
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "randomness": {"torch"},
+    "rules": set(),
     "config": set(),
     "presets": set(),
     "files": {"safetensors", "yaml", "torch", "numpy"},

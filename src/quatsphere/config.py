@@ -7,56 +7,14 @@ dataclass with exactly the seams it owns, so asking a model for a seam it lacks 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from quatsphere.errors import ConfigError
+from quatsphere.rules import check_types, require, require_finite, require_fraction
 
 Layout = Literal["sphere", "plane"]
 Resample = Literal["index", "geometric"]
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError(message) unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
-def _require_fraction(value: float, name: str, *, closed: bool) -> None:
-    upper = "1]" if closed else "1)"
-    ok = 0 <= value <= 1 if closed else 0 <= value < 1
-    require(ok, f"{name} must lie in [0, {upper}: got {value}")
-
-
-def _require_finite(value: float, name: str, minimum: float = 0.0) -> None:
-    require(
-        math.isfinite(value) and value >= minimum,
-        f"{name} must be a finite number >= {minimum:g}: got {value}",
-    )
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a field's type; whole numbers count as floats, booleans never as numbers."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is UnionType:
-        return any(_fits(value, part) for part in get_args(kind))
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _spell(kind: Any) -> str:
-    parts = get_args(kind) if get_origin(kind) in (UnionType, Literal) else (kind,)
-    return " or ".join("none" if part is NoneType else getattr(part, "__name__", str(part)) for part in parts)
-
-
-def check_types(config: object) -> None:
-    """Every field holds a value of its type or one of its choices; else ConfigError with the choices."""
-    for name, kind in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        require(_fits(value, kind), f"{name} must be {_spell(kind)}: got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -64,11 +22,11 @@ class LatticeConfig:
     """What every model on nested lattices shares: the image and where its vertices sit."""
 
     image_size: int = 32
-    """Side of the square input image in pixels (paper: 32)."""
+    """Side of the square input image in pixels; training takes the data's (paper: 32)."""
     in_channels: int = 3
-    """Colour channels of the input image (paper: 3)."""
+    """Colour channels of the input image; training takes the data's (paper: 3)."""
     num_classes: int = 10
-    """Number of classes (paper: 10, or 100 for CIFAR-100)."""
+    """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
     layout: Layout = "sphere"
     """Where vertices sit: nested Fibonacci spheres, or flat lattices (the paper's control)."""
     base_vertices: int = 128
@@ -104,7 +62,9 @@ class LatticeConfig:
             f"got {self.neighbours}; nearest legal value {min(max(1, self.neighbours or 1), self.base_vertices)}",
         )
         require(
-            self.inner_radius > 0 and (self.shells == 1 or self.inner_radius < self.outer_radius),
+            0 < self.inner_radius < math.inf
+            and 0 < self.outer_radius < math.inf
+            and (self.shells == 1 or self.inner_radius < self.outer_radius),
             "radii must be positive and decrease inwards: got outer_radius="
             f"{self.outer_radius}, inner_radius={self.inner_radius}; the paper has 1.0 and 0.4",
         )
@@ -115,7 +75,7 @@ class QSVConfig(LatticeConfig):
     """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
 
     name: Literal["qsv"] = "qsv"
-    """Model name."""
+    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
     dim: int = 256
     """Feature dimension d = 4 * heads * channels (paper: 256)."""
     heads: int = 16
@@ -169,8 +129,8 @@ class QSVConfig(LatticeConfig):
             not (self.routing == "geometric" and self.layout == "plane"),
             "routing 'geometric' compares directions on the sphere; use layout 'sphere' or another routing",
         )
-        _require_fraction(self.attention_dropout, "attention_dropout", closed=False)
-        _require_fraction(self.output_dropout, "output_dropout", closed=False)
+        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
+        require_fraction(self.output_dropout, "output_dropout", closed=False)
 
     @property
     def channels(self) -> int:
@@ -183,13 +143,13 @@ class AttentionConfig(LatticeConfig):
     """The matched baseline: dot-product attention on the same graph."""
 
     name: Literal["attention"] = "attention"
-    """Model name."""
+    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
     dim: int | None = None
     """Width; none solves it from QSV's parameter budget: the largest multiple of 8 within it (paper: 96)."""
     heads: int | None = None
     """Heads; none means 6 where 6 divides dim (paper's size), else head dimension 16 or 8."""
     budget: int | None = None
-    """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes."""
+    """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes (paper)."""
     value: Literal["projected", "identity"] = "projected"
     """The value path: W_V (paper's baseline), or removed (paper's W_V -> identity)."""
     positions: Literal["frozen", "learned"] = "frozen"
@@ -204,7 +164,8 @@ class AttentionConfig(LatticeConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
-        require(self.heads is None or self.heads >= 1, f"heads must be >= 1: got {self.heads}")
+        require(self.heads is None or self.heads >= 1, f"heads must be >= 1: got {self.heads}; nearest legal value 1")
+        require(self.budget is None or self.budget >= 1, f"budget must be >= 1 or none: got {self.budget}")
         if self.dim is not None:
             require(self.dim >= 1, f"dim must be >= 1: got {self.dim}")
             nearest = None if self.heads is None else max(1, round(self.dim / self.heads)) * self.heads
@@ -212,8 +173,8 @@ class AttentionConfig(LatticeConfig):
                 self.heads is None or self.dim % self.heads == 0,
                 f"dim must be a multiple of heads={self.heads}: got {self.dim}; nearest legal value {nearest}",
             )
-        _require_fraction(self.attention_dropout, "attention_dropout", closed=False)
-        _require_fraction(self.output_dropout, "output_dropout", closed=False)
+        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
+        require_fraction(self.output_dropout, "output_dropout", closed=False)
 
 
 @dataclass(frozen=True)
@@ -221,19 +182,20 @@ class ResNet20Config:
     """ResNet-20 (He et al. 2016, option A), trained under the same pipeline."""
 
     name: Literal["resnet20"] = "resnet20"
-    """Model name."""
+    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
     image_size: int = 32
-    """Side of the square input image in pixels (paper: 32)."""
+    """Side of the square input image in pixels; training takes the data's (paper: 32)."""
     in_channels: int = 3
-    """Colour channels of the input image (paper: 3)."""
+    """Colour channels of the input image; training takes the data's (paper: 3)."""
     num_classes: int = 10
-    """Number of classes (paper: 10)."""
+    """Number of classes; training takes the data's (paper: 10)."""
     width: int = 16
     """Channels of the first stage; the others have two and four times as many (paper: 16)."""
 
     def __post_init__(self) -> None:
         check_types(self)
         require(self.image_size >= 4, f"image_size must be >= 4: got {self.image_size}")
+        require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
         require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
         require(self.width >= 1, f"width must be >= 1: got {self.width}")
 
@@ -246,17 +208,17 @@ class DataConfig:
     """Which images, from where, split how and augmented how."""
 
     name: Literal["digits", "cifar10", "cifar100", "folder", "idx"] = "digits"
-    """Data set: embedded digits, CIFAR in any container, class folders of images, or IDX files (MNIST)."""
+    """Embedded digits, CIFAR in any container, class folders of images, or IDX files like MNIST (paper: CIFAR)."""
     root: str | None = None
     """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
     val_fraction: float = 0.1
     """Share of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
     test_fraction: float = 0.2
-    """Share held out as test set where the source has none."""
+    """Share held out as test set where the source has none (the paper's sets have one)."""
     train_limit: int | None = None
     """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
     image_size: int | None = None
-    """Resize every image to this side; none keeps the data set's own size (folders: 32)."""
+    """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -272,14 +234,15 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _require_fraction(self.val_fraction, "val_fraction", closed=False)
-        _require_fraction(self.test_fraction, "test_fraction", closed=False)
+        require_fraction(self.val_fraction, "val_fraction", closed=False)
+        require_fraction(self.test_fraction, "test_fraction", closed=False)
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
         require(self.train_limit is None or self.train_limit >= 1, f"train_limit must be >= 1: got {self.train_limit}")
+        require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
         require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
         require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
-        _require_finite(self.mixup, "mixup")
-        _require_finite(self.cutmix, "cutmix")
+        require_finite(self.mixup, "mixup")
+        require_finite(self.cutmix, "cutmix")
 
 
 @dataclass(frozen=True)
@@ -322,11 +285,11 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
-            _require_finite(getattr(self, name), name)
+            require_finite(getattr(self, name), name)
         for name in ("div", "final_div"):
-            _require_finite(getattr(self, name), name, minimum=1.0)
-        _require_fraction(self.warmup, "warmup", closed=True)
-        _require_fraction(self.repulsion_until, "repulsion_until", closed=True)
+            require_finite(getattr(self, name), name, minimum=1.0)
+        require_fraction(self.warmup, "warmup", closed=True)
+        require_fraction(self.repulsion_until, "repulsion_until", closed=True)
         require(self.repulsion_neighbours >= 1, f"repulsion_neighbours must be >= 1: got {self.repulsion_neighbours}")
         require(self.repulsion_every >= 1, f"repulsion_every must be >= 1: got {self.repulsion_every}")
 
@@ -379,10 +342,14 @@ class TrainConfig:
         for name in ("patience", "threads", "checkpoint_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be >= 1 or none: got {value}")
+        require(
+            re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device) is not None,
+            f"device must be auto, cpu, cuda, mps or xpu, or one by number as in cuda:1: got {self.device!r:.40}",
+        )
         for name in ("min_delta", "smoothness", "head_diversity", "beta_penalty"):
-            _require_finite(getattr(self, name), name)
-        _require_finite(self.checkpoint_seconds, "checkpoint_seconds", minimum=0.1)
-        _require_fraction(self.label_smoothing, "label_smoothing", closed=False)
+            require_finite(getattr(self, name), name)
+        require_finite(self.checkpoint_seconds, "checkpoint_seconds", minimum=0.1)
+        require_fraction(self.label_smoothing, "label_smoothing", closed=False)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ LITE_SHELLS: dict[str, Any] = {"base_vertices": 64, "shells": 3, "plane_rows": 8
 LITE: dict[str, dict[str, Any]] = {
     "data": {"name": "cifar10", "trivial_augment": False},
     "optim": {"peak_lr": 2e-3},
-    "train": {"epochs": 6, "batch_size": 128, "patience": None},
+    "train": {"epochs": 4, "batch_size": 64, "patience": None},
 }
 """What two CPU cores train on CIFAR-10 in about ten minutes; the choice is argued in docs/training.md."""
 LITE_QSV: dict[str, Any] = {"name": "qsv", "dim": 128, "heads": 8, **LITE_SHELLS}
@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "demo": {
         "data": {"name": "digits", "crop_pad": 1, "flip": False, "trivial_augment": False},
         "model": {"name": "qsv", "dim": 64, "heads": 4, "base_vertices": 32, "shells": 3, "plane_rows": 8},
-        "optim": {"peak_lr": 4e-3},
-        "train": {"epochs": 12, "batch_size": 32, "patience": None},
+        "optim": {"peak_lr": 8e-3},
+        "train": {"epochs": 20, "batch_size": 32, "patience": None},
     },
 }

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
-from typing import Any
+import time
+from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from quatsphere.train.progress import Progress, Reporter
+
+QUIET_SECONDS = 60.0
+"""Longest silence within an epoch where there is no bar."""
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def note(message: str) -> None:
@@ -18,13 +31,44 @@ def note(message: str) -> None:
     print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
 
 
+class Listener(io.TextIOBase):
+    """stderr for a long run: when the terminal or pipe behind it is gone, words go nowhere and the run goes on."""
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """As the stream's."""
+        return self.stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether somebody watches."""
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        """For the size of the terminal."""
+        return self.stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Say it, if anybody listens."""
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return len(text)
+
+
 class Ticker:
     """A bar for anything countable that may take longer than two seconds; call it with (done, total)."""
 
     def __init__(self, title: str) -> None:
+        console = Console(stderr=True)
         self.bars = Bars(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self.task = self.bars.add_task(title, total=None)
 
@@ -41,17 +85,21 @@ class Ticker:
 
 
 class LiveReporter(Reporter):
-    """A bar over all steps with loss, accuracy, images/s and time left; a closed terminal does not end the run."""
+    """A bar over all steps with loss, accuracy, images/s and time left; a closed terminal does not end the run.
+
+    Where nobody watches (a log file, say) there is no bar, and a line a minute within an epoch.
+    """
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, soft_wrap=True)
+        self.console = Console(file=cast("IO[str]", Listener()), soft_wrap=True)
         self.bars = Bars(
             TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[news]}"), TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
-            console=self.console, transient=True,
+            console=self.console, transient=True, disable=not self.console.is_terminal,
         )  # fmt: skip
         self.task = self.bars.add_task("train", total=None, epoch="", news="")
         self.speed = 0.0
+        self.last_line = time.monotonic()
 
     def start(self, facts: dict[str, Any]) -> None:
         """The identity of the run."""
@@ -60,7 +108,8 @@ class LiveReporter(Reporter):
             f"{facts['model']} with {facts['parameters']:,} parameters on {facts['data']} "
             f"({images['train']:,} train, {images['val']:,} val, {images['test']:,} test images; "
             f"fingerprint {facts['fingerprint'][:12]})\n"
-            f"{facts['device']}, {facts['threads']} threads, kernel {facts['backend']}; run folder {facts['run']}"
+            f"{facts['device']}, {counted(facts['threads'], 'thread')}, kernel {facts['backend']}; "
+            f"run folder {facts['run']}"
         )
         self.bars.update(self.task, total=facts["steps"])
         self.bars.start()
@@ -71,6 +120,8 @@ class LiveReporter(Reporter):
         means = progress.means()
         news = f"loss {means['loss']:.3f}  acc {means['accuracy']:.3f}  {self.speed:.0f} img/s"
         self.bars.update(self.task, completed=progress.step, epoch=f"{progress.epoch + 1}/{epochs}", news=news)
+        if not self.console.is_terminal and time.monotonic() - self.last_line > QUIET_SECONDS:
+            self._print(f"epoch {progress.epoch + 1}/{epochs}, step {progress.step_in_epoch}/{steps}  {news}")
 
     def epoch(self, record: dict[str, Any]) -> None:
         """One line per epoch."""
@@ -90,10 +141,8 @@ class LiveReporter(Reporter):
         self.bars.stop()
 
     def _print(self, text: str) -> None:
-        try:
-            self.console.print(text, highlight=False, markup=False)
-        except BrokenPipeError:
-            self.console = Console(quiet=True)
+        self.last_line = time.monotonic()
+        self.console.print(text, highlight=False, markup=False)
 
 
 def evaluation_table(report: dict[str, Any], title: str) -> Table:
@@ -103,16 +152,16 @@ def evaluation_table(report: dict[str, Any], title: str) -> Table:
     table.add_column("accuracy", justify="right")
     table.add_column("images", justify="right")
     for (name, accuracy), row in zip(report["per_class"].items(), report["confusion"], strict=True):
-        table.add_row(name, "-" if accuracy is None else f"{accuracy:.3f}", str(sum(row)))
+        table.add_row(escape(name), "-" if accuracy is None else f"{accuracy:.3f}", str(sum(row)))
     table.add_section()
     table.add_row("all", f"{report['accuracy']:.4f}", str(report["images"]))
     return table
 
 
-def parameter_table(parts: dict[str, int], title: str) -> Table:
+def parameter_table(parts: dict[str, int], title: str, column: str = "part") -> Table:
     """Parameters by part with the total."""
     table = Table(title=title, title_justify="left")
-    table.add_column("part")
+    table.add_column(column)
     table.add_column("parameters", justify="right")
     for part, count in parts.items():
         table.add_row(part, f"{count:,}")

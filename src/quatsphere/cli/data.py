@@ -7,29 +7,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+from quatsphere.cli.options import Options, at_least
+
 NAMES = ("digits", "cifar10", "cifar100", "folder", "idx")
 
 
 def run(words: list[str]) -> int:
     """Get, verify or preview."""
-    parser = argparse.ArgumentParser(prog="quatsphere data", description=__doc__)
-    actions = parser.add_subparsers(dest="action", required=True)
+    parser = Options(prog="quatsphere data", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview")
     get = actions.add_parser("get", help="download with checksum; an interrupted download goes on")
     get.add_argument("name", choices=("cifar10", "cifar100"))
     get.add_argument("--folder", help="where to put it (default: the download folder that training looks in)")
     get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
     for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
-        sub = actions.add_parser(action, help=text)
-        sub.add_argument("name", choices=NAMES)
-        sub.add_argument("--data.root", "--root", dest="root", help="file or folder; default as in training")
-        sub.add_argument("--data.image_size", dest="image_size", type=int, help="resize to this side")
-        sub.add_argument("--json", action="store_true", help="print JSON")
+        add_reading(actions.add_parser(action, help=text, description=text))
     preview = actions.choices["preview"]
     preview.add_argument("-o", "--output", default="preview.png", help="picture to write (default preview.png)")
-    preview.add_argument("--index", type=int, default=0, help="which training image (default 0)")
-    preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere")
+    preview.add_argument("--index", type=at_least(0), metavar="N", default=0, help="which training image (default 0)")
+    preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere", help="default: sphere")
     asked = parser.parse_args(words)
     return {"get": _get, "verify": _verify, "preview": _preview}[asked.action](asked)
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Which data, from where."""
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--data.root", "--root", dest="root", metavar="PATH", help="file or folder, as in training")
+    parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
+    parser.add_argument(
+        "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _get(asked: argparse.Namespace) -> int:
@@ -47,8 +56,9 @@ def _verify(asked: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
     from quatsphere.data import verify
 
+    reading = {"root": asked.root, "image_size": asked.image_size, "skip_bad": asked.skip_bad}
     with Ticker("reading data") as ticker:
-        report = verify(asked.name, root=asked.root, image_size=asked.image_size, progress=ticker)
+        report = verify(asked.name, **reading, progress=ticker)
     if asked.json:
         print(json.dumps(report))
         return 0
@@ -68,8 +78,9 @@ def _preview(asked: argparse.Namespace) -> int:
 
     _, pictures = need_report()
     with Ticker("reading data") as ticker:
-        dataset = load_data(DataConfig(name=asked.name, root=asked.root, image_size=asked.image_size), note, ticker)
-    if not 0 <= asked.index < len(dataset.train.labels):
+        reading = {"root": asked.root, "image_size": asked.image_size, "skip_bad": asked.skip_bad}
+        dataset = load_data(DataConfig(name=asked.name, **reading), note, ticker)
+    if asked.index >= len(dataset.train.labels):
         raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {asked.index}")
     image = dataset.train.images[asked.index].float() / 255
     model = create_model("qsv", layout=asked.layout, image_size=image.shape[-1], in_channels=image.shape[0])

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from pathlib import Path
 
 from rich.console import Console
+
+from quatsphere.cli.options import Options
 
 
 def run(words: list[str]) -> int:
     """Train the demo preset and show it."""
-    parser = argparse.ArgumentParser(
+    parser = Options(
         prog="quatsphere demo", description=__doc__, epilog="any --GROUP.FIELD VALUE of 'quatsphere train' works too"
     )
-    parser.add_argument("--run-dir", default="runs/demo", help="default: runs/demo, then runs/demo-2, ...")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", default="runs/demo", help="default: runs/demo, then runs/demo-2, ..."
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     asked, rest = parser.parse_known_args(words)
-    from quatsphere.cli.console import LiveReporter, evaluation_table
-    from quatsphere.cli.looks import write_run_page
     from quatsphere.cli.settings import resolve
-    from quatsphere.cli.trained import open_run
-    from quatsphere.train import evaluate, train
-    from quatsphere.train.run import load_data
 
-    folder = free_folder(asked.run_dir)
     config = resolve("demo", ["--preset", "demo", *rest]).config
+    from quatsphere.cli.console import LiveReporter, evaluation_table
+    from quatsphere.cli.looks import need_report, write_run_page
+    from quatsphere.train import train
+
+    need_report()
+    folder = free_folder(asked.run_dir)
     result = train(config, folder, reporter=LiveReporter())
-    trained = open_run(folder)
-    dataset = load_data(trained.config.data, lambda message: None)
-    evaluation = evaluate(trained.model, dataset, "test")
-    path = write_run_page(trained, dataset, evaluation, result)
+    path = write_run_page(folder, result)
     if asked.json:
         print(json.dumps({**result, "page": str(path)}))
         return 0
@@ -41,8 +42,12 @@ def run(words: list[str]) -> int:
 
 def free_folder(wanted: str) -> str:
     """The wanted folder, or with a number where one exists already: a demo never asks and never overwrites."""
-    from pathlib import Path
+    from quatsphere.errors import ConfigError
 
-    Path(wanted).absolute().parent.mkdir(parents=True, exist_ok=True)
-    candidates = [wanted, *(f"{wanted}-{number}" for number in range(2, 10_000))]
-    return next(name for name in candidates if not Path(name).exists())
+    try:
+        Path(wanted).absolute().parent.mkdir(parents=True, exist_ok=True)
+        candidates = [wanted, *(f"{wanted}-{number}" for number in range(2, 10_000))]
+        return next(name for name in candidates if not Path(name).exists())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot use run folder ({wanted!r:.120}: {reason}); use another --run-dir") from error

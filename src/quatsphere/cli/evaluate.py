@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
+
+from quatsphere.cli.options import Options
 
 
 def run(words: list[str]) -> int:
     """Evaluate a run on one split of its data."""
-    parser = argparse.ArgumentParser(prog="quatsphere evaluate", description=__doc__)
+    parser = Options(prog="quatsphere evaluate", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
-    parser.add_argument("--data.root", dest="root", help="where the data lies, if not where the run found it")
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
-    from dataclasses import replace
-
-    from quatsphere.cli.console import Ticker, evaluation_table, note
+    from quatsphere.cli.console import evaluation_table
     from quatsphere.cli.trained import open_run
+    from quatsphere.files.atomic import finite
+
+    trained = open_run(asked.run)
+    report = measure(trained, asked.root, asked.split)
+    if asked.json:
+        facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}
+        print(json.dumps(finite(facts)))
+        return 0
+    Console().print(evaluation_table(report, f"{asked.split} images, step {trained.step}"))
+    print(f"{asked.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
+    return 0
+
+
+def measure(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
+    """Every measure of one split; only of the data the run was trained on."""
+    from quatsphere.cli.console import Ticker, note
     from quatsphere.errors import CheckpointError
     from quatsphere.train.evaluation import evaluate
     from quatsphere.train.run import load_data
 
-    trained = open_run(asked.run)
     with Ticker("reading data") as ticker:
-        data = replace(trained.config.data, root=asked.root or trained.config.data.root)
+        data = trained.config.data if root is None else replace(trained.config.data, root=root)
         dataset = load_data(data, note, ticker)
     if dataset.fingerprint != trained.meta["fingerprint"]:
         raise CheckpointError(
@@ -34,11 +50,4 @@ def run(words: list[str]) -> int:
             f"{trained.meta['fingerprint'][:12]}); name the right files with --data.root"
         )
     with Ticker("evaluating") as ticker:
-        report = evaluate(trained.model, dataset, asked.split, progress=ticker).report()
-    facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}
-    if asked.json:
-        print(json.dumps(facts))
-        return 0
-    Console().print(evaluation_table(report, f"{asked.split} images, step {trained.step}"))
-    print(f"{asked.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
-    return 0
+        return evaluate(trained.model, dataset, split, progress=ticker).report()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import io
 import os
+import re
 import signal
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 
 import quatsphere
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
@@ -24,6 +29,8 @@ VERBS = {
 def main(words: list[str] | None = None) -> int:
     """Run a verb; every failure is one line on stderr and an exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
@@ -31,15 +38,27 @@ def main(words: list[str] | None = None) -> int:
     except QuatsphereError as error:
         return _fail(error, error.exit_code, debug)
     except KeyboardInterrupt as error:
-        return _fail(QuatsphereError("stopped at once; the last checkpoint is intact"), 130, debug, error)
+        return _fail(QuatsphereError("stopped at once; what was saved before is intact"), 130, debug, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "memory" in str(error).lower():
-            text = f"out of memory ({str(error).splitlines()[0][:100] if str(error) else 'the system gave no more'})"
-            return _fail(ResourceError(f"{text}; use a smaller --train.batch_size"), 6, debug, error)
-        raise
+    except Exception as error:
+        told = translate(error)
+        return _fail(told, told.exit_code, debug, error)
+
+
+def translate(error: Exception) -> QuatsphereError:
+    """Memory and disk in our words; anything else is a mistake of ours, and says where."""
+    text = " ".join(str(error).split())[:120]
+    if isinstance(error, MemoryError) or re.search(r"out of memory|allocate", str(error)):
+        return ResourceError(f"out of memory ({text or 'the system gave no more'}); use a smaller --train.batch_size")
+    if isinstance(error, OSError):
+        kind = ConfigError if error.errno == errno.ENAMETOOLONG else ResourceError
+        place = "" if error.filename is None else f"{str(error.filename)!r:.120}: "
+        return kind(f"cannot read or write ({place}{error.strerror or text}); check the path and the disk")
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return QuatsphereError(f"{type(error).__name__}: {text} ({where}); this is a bug: please report it with --debug")
 
 
 def dispatch(words: list[str]) -> int:
@@ -66,7 +85,7 @@ def print_help() -> None:
     print("quatsphere: Quat-Sphere-Vision, trained, compared and looked into\n\nusage: quatsphere VERB [options]\n")
     for verb, text in VERBS.items():
         print(f"  {verb:<10} {text}")
-    print("\n'quatsphere VERB --help' explains every option; --debug shows tracebacks.")
+    print("\n'quatsphere VERB --help' explains every option; --version; --debug shows tracebacks.")
     print("Start with 'quatsphere demo', then 'quatsphere train --preset lite --run-dir DIR'.")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from quatsphere.cli import mistakes
+from quatsphere.cli.help import DESCRIPTION, EPILOG, GROUPS, FieldHelp
 from quatsphere.config import (
     AttentionConfig,
     DataConfig,
@@ -29,32 +32,48 @@ from quatsphere.presets import PRESETS
 MODEL_CONFIGS: dict[str, Any] = {"qsv": QSVConfig, "attention": AttentionConfig, "resnet20": ResNet20Config}
 ENVIRONMENT = "QUATSPHERE_"
 """QUATSPHERE_TRAIN__EPOCHS=2 is --train.epochs 2."""
+NOTHING = ("none", "null")
+"""How a user writes that a field has no value."""
 
 
 def group_types(model: str) -> dict[str, Any]:
     """The dataclass of each group for a named model."""
-    return {"data": DataConfig, "model": MODEL_CONFIGS[model], "optim": OptimConfig, "train": TrainConfig}
+    return dict(zip(GROUPS, (DataConfig, MODEL_CONFIGS[model], OptimConfig, TrainConfig), strict=True))
 
 
-def known_keys(model: str) -> list[str]:
-    """Every `group.field` there is for a named model."""
-    return [f"{group}.{f.name}" for group, kind in group_types(model).items() for f in dataclasses.fields(kind)]
+@functools.cache
+def known_fields(model: str) -> dict[str, Any]:
+    """`group.field` -> its type, for a named model."""
+    return {f"{g}.{name}": kind for g, c in group_types(model).items() for name, kind in get_type_hints(c).items()}
 
 
-def make_parser(verb: str, model: str = "qsv") -> ArgumentParser:
-    """A parser with every field of every group, each explained with its paper value."""
+Extras = Callable[[ArgumentParser], None]
+"""Adds a verb's own options to a parser."""
+
+
+@functools.cache
+def make_parser(verb: str, model: str = "qsv", extras: Extras | None = None) -> ArgumentParser:
+    """A parser with every field of every group, each explained with its paper value; made once."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    others = " or ".join(name for name in MODEL_CONFIGS if name != model)
     parser = ArgumentParser(
         prog=f"quatsphere {verb}",
-        usage=f"quatsphere {verb} [--preset NAME] [-c FILE] [--GROUP.FIELD VALUE ...] --run-dir DIR",
+        usage=f"quatsphere {verb} --run-dir DIR [--preset NAME] [-c FILE] [--GROUP.FIELD X]",
+        description=DESCRIPTION,
+        epilog=EPILOG.format(model=model, others=others),
+        formatter_class=FieldHelp,
         exit_on_error=False,
-        epilog=f"presets: {', '.join(PRESETS)}. --print_config shows the resolved settings as YAML. "
-        f"Model fields shown are those of '{model}'; "
-        "add --model.name attention (or resnet20) to see another's. "
-        "QUATSPHERE_TRAIN__EPOCHS=2 in the environment means --train.epochs 2.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--preset", metavar="NAME", help=f"start from one of: {', '.join(PRESETS)}")
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file with the same groups and fields")
+    parser.add_argument("--print_config", action="store_true", help="show the resolved settings as YAML and stop")
     for group, kind in group_types(model).items():
         parser.add_argument(f"--{group}", type=kind, default=kind())
+    for group, section in (parser.groups or {}).items():
+        section.title = f"{group}: {section.title}"
+    if extras is not None:
+        extras(parser)
     return parser
 
 
@@ -66,58 +85,84 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def resolve(verb: str, words: list[str], parser_extras: Any = None, base: Layer | None = None) -> Namespace:
-    """Parse words into a namespace with `config` (a RunConfig) and whatever `parser_extras(parser)` added.
+def resolve(verb: str, words: list[str], extras: Extras | None = None, base: Layer | None = None) -> Namespace:
+    """Parse words into a namespace with `config` (a RunConfig) and whatever `extras` added.
 
     `base` lies below everything else: the stored configuration of a run that is resumed.
     """
-    words = ["null" if word in ("none", "None") else word for word in words]
-    pre = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    pre.add_argument("--preset")
-    pre.add_argument("-c", "--config")
-    pre.add_argument("--print_config", action="store_true")
-    named, rest = pre.parse_known_args(words)
+    named, rest = _named(words)
+    typed, rest = _typed(rest)
     layers = [base] if base else []
     layers += [Layer("preset", _preset(named.preset))] if named.preset else []
-    layers += [Layer(named.config, flatten(read_yaml(Path(named.config)), named.config))] if named.config else []
-    layers += [Layer("environment", _environment())]
-    typed = Layer("command line", _typed(rest))
-    model = next((str(v) for v in (la.values.get("model.name") for la in [typed, *layers[::-1]]) if v), "qsv")
+    layers += [Layer(path, flatten(read_yaml(Path(path)), path)) for path in named.config or []]
+    layers += [Layer("environment", _environment()), Layer("command line", typed)]
+    model = next((str(la.values["model.name"]) for la in layers[::-1] if la.values.get("model.name")), "qsv")
     if model not in MODEL_CONFIGS:
         raise ConfigError(f"unknown model {model!r}; choose one of {', '.join(MODEL_CONFIGS)}")
-    parser = make_parser(verb, model)
-    parser.add_argument("--preset", help=f"start from one of: {', '.join(PRESETS)}")
-    parser.add_argument("-c", "--config", help="YAML file with the same groups and fields")
-    if parser_extras is not None:
-        parser_extras(parser)
-    below = [word for layer in layers for word in _as_words(layer, model, layers)]
-    _check_keys(typed, model)
-    made = _parse(parser, [*below, *rest])
+    layers = [_for_model(layer, model) for layer in layers]
+    made = _parse(make_parser(verb, model, extras), layers, rest, model)
+    made["config"] = RunConfig(**{group: _build(group, kind, made) for group, kind in group_types(model).items()})
     made["print_config"] = named.print_config
     return made
 
 
-def _parse(parser: ArgumentParser, words: list[str]) -> Namespace:
+def _named(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What decides the other settings, and the words that are left."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--preset")
+    parser.add_argument("-c", "--config", action="append")
+    parser.add_argument("--print_config", action="store_true")
     try:
-        parsed = parser.parse_args(words)
-        made = parser.instantiate(parsed)
+        return parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        raise ConfigError(_one_line(str(error))) from error
-    made["config"] = RunConfig(made.data, made.model, made.optim, made.train)
-    return made
+        raise ConfigError(f"{error}; see --help") from error
 
 
-def _one_line(message: str) -> str:
-    """jsonargparse's message on one line, in our words."""
-    text = " ".join(message.split()).replace('Parser key "', "").replace('":', ":", 1)
-    return text.replace("Expected a <class '", "expected ").replace("'>. Got", "; got") + "; see --help"
+def _typed(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """`group.field` -> value of the command line, and the words that are left."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    waiting = words[::-1]
+    while waiting:
+        word = waiting.pop()
+        key, equals, value = word.removeprefix("--").partition("=")
+        group, dot, _ = key.partition(".")
+        if not word.startswith("--") or group not in GROUPS:
+            rest.append(word)
+        elif not dot:
+            raise ConfigError(f"--{key} is a group; set its fields one by one, e.g. --{key}.FIELD, or use -c FILE")
+        elif not equals and (not waiting or waiting[-1].startswith("--")):
+            raise ConfigError(f"--{key} needs a value; see --help")
+        else:
+            found[key] = value if equals else waiting.pop()
+    return found, rest
+
+
+def _parse(parser: ArgumentParser, layers: list[Layer], rest: list[str], model: str) -> Namespace:
+    fields = known_fields(model)
+    below = [_word(key, value, fields[key]) for layer in layers for key, value in layer.values.items()]
+    try:
+        return parser.parse_args([*below, *rest])
+    except argparse.ArgumentError as error:
+        given = {key: (value, layer.source) for layer in layers for key, value in layer.values.items()}
+        options = [f"--{key}" for key in fields] + [o for a in parser._actions for o in a.option_strings]
+        raise ConfigError(mistakes.explain(str(error), given, fields, options)) from error
+
+
+def _build(group: str, kind: Any, parsed: Namespace) -> Any:
+    """One group's dataclass; a rule that is broken is reported with the full name of the field."""
+    try:
+        return kind(**parsed[group].as_dict())
+    except ConfigError as error:
+        first = str(error).split()[0]
+        glue = "." if first in get_type_hints(kind) else ": "
+        raise ConfigError(f"{group}{glue}{error}") from error
 
 
 def _preset(name: str) -> dict[str, Any]:
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown preset {name!r}{hint}; choose one of {', '.join(PRESETS)}")
+        near = mistakes.suggest(name, list(PRESETS))
+        raise ConfigError(f"unknown preset {name!r}{near or '; choose one of ' + ', '.join(PRESETS)}")
     return flatten(PRESETS[name], "preset")
 
 
@@ -125,9 +170,9 @@ def flatten(groups: Mapping[str, Any], source: str) -> dict[str, Any]:
     """{'train': {'epochs': 2}} -> {'train.epochs': 2}; anything else is a ConfigError that names the source."""
     flat: dict[str, Any] = {}
     for group, fields in groups.items():
-        if not isinstance(fields, Mapping):
-            raise ConfigError(f"{group!r} must be a group of fields ({source}); groups are data, model, optim, train")
-        flat |= {f"{group}.{name}": value for name, value in fields.items()}
+        if not isinstance(fields, Mapping | None):
+            raise ConfigError(f"{group!r} must be a group of fields ({source}); groups are {', '.join(GROUPS)}")
+        flat |= {f"{group}.{name}": value for name, value in (fields or {}).items()}
     return flat
 
 
@@ -139,33 +184,26 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _typed(words: list[str]) -> dict[str, str]:
-    """`--group.field` words of the command line with their values (for names only; jsonargparse reads the rest)."""
-    found: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        key, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and "." in key and key.split(".")[0] in group_types("qsv"):
-            found[key] = value if equals else following
-        elif word.startswith("--") and key in group_types("qsv"):
-            raise ConfigError(f"--{key} is a group; set its fields one by one, e.g. --{key}.FIELD, or use -c FILE")
-    return found
-
-
-def _check_keys(layer: Layer, model: str) -> None:
-    known = known_keys(model)
+def _for_model(layer: Layer, model: str) -> Layer:
+    """The layer's settings, checked for the model it meant; fields that the model in use lacks are left out."""
+    meant = str(layer.values.get("model.name", "qsv" if layer.source == "preset" else model))
+    if meant not in MODEL_CONFIGS:
+        raise ConfigError(f"unknown model {meant!r} ({layer.source}); choose one of {', '.join(MODEL_CONFIGS)}")
     for key in layer.values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "see --help"
-            raise ConfigError(f"unknown key {key!r} ({layer.source}); {hint}")
+        if key not in known_fields(meant):
+            owners = [name for name in MODEL_CONFIGS if key in known_fields(name)]
+            raise ConfigError(mistakes.unknown_key(key, layer.source, list(known_fields(meant)), meant, owners))
+    if meant == model:
+        return layer
+    kept = {k: v for k, v in layer.values.items() if k in known_fields(model) and k != "model.name"}
+    return Layer(layer.source, kept)
 
 
-def _as_words(layer: Layer, model: str, layers: list[Layer]) -> list[str]:
-    """A layer as command-line words; model fields of a layer that meant another model are left out."""
-    above = layers[layers.index(layer) + 1 :]
-    own = layer.values.get("model.name", "qsv" if layer.source == "preset" else model)
-    values = dict(layer.values)
-    if own != model or any("model.name" in other.values for other in above):
-        values = {k: v for k, v in values.items() if k in known_keys(model) and k != "model.name"}
-    _check_keys(Layer(layer.source, values), model)
-    return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+def _word(key: str, value: Any, kind: Any) -> str:
+    """A setting as a command-line word; `none` and `null` mean no value, unless `none` is one of the choices."""
+    empty = value is None or (isinstance(value, str) and value.lower() in NOTHING)
+    if empty and "none" in get_args(kind):
+        value = "none"
+    elif empty and NoneType in get_args(kind):
+        value = None
+    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"

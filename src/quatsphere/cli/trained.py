@@ -9,7 +9,7 @@ from typing import Any
 from quatsphere.cli.console import note
 from quatsphere.cli.settings import group_types
 from quatsphere.config import RunConfig
-from quatsphere.errors import CheckpointError
+from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.files.checkpoint import load_best, load_last_good, read_pointer
 from quatsphere.files.run_folder import RunFolder
 from quatsphere.files.safe_yaml import read_yaml
@@ -33,15 +33,23 @@ def open_run(path: str) -> Trained:
     run = RunFolder(path, note)
     if not run.config.is_file():
         raise CheckpointError(f"no run in {Path(path)} (looked for config.yaml); name the folder of a run")
-    stored = read_yaml(run.config)
-    kinds = group_types(stored["model"]["name"])
-    config = RunConfig(**{group: kind(**stored[group]) for group, kind in kinds.items()})
+    config = stored_config(run.config)
     has_best = run.checkpoints.is_dir() and read_pointer(run.checkpoints, "best") is not None
     checkpoint = load_best(run.checkpoints) if has_best else _last(run)
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, checkpoint.weights, say=note)
     model.eval()
     return Trained(run, config, model, checkpoint.step, checkpoint.meta)
+
+
+def stored_config(path: Path) -> RunConfig:
+    """The configuration in a run's `config.yaml`."""
+    stored = read_yaml(path)
+    try:
+        kinds = group_types(stored["model"]["name"])
+        return RunConfig(**{group: kind(**stored[group]) for group, kind in kinds.items()})
+    except (LookupError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"not the settings of a run ({path}: {error}); restore the file") from error
 
 
 def _last(run: RunFolder) -> Any:

@@ -29,6 +29,24 @@ class Batch:
     keys: Tensor
     samples: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """On a device, all but `samples`."""
+        return Batch(
+            self.images.to(device), self.targets.to(device), self.labels.to(device), self.keys.to(device), self.samples
+        )
+
+    def part(self, which: slice) -> Batch:
+        """Some of the images; where those are none, one that counts for nothing."""
+        tensors = (self.images, self.targets, self.labels, self.keys, self.samples)
+        if not len(self.samples[which]):
+            return self.part(slice(0, 1)).silent()
+        return Batch(*(tensor[which] for tensor in tensors))
+
+    def silent(self) -> Batch:
+        """The same images with zero targets and no label: they add nothing to losses, gradients and counts."""
+        nothing = torch.zeros_like(self.targets), torch.full_like(self.labels, -1)
+        return Batch(self.images, *nothing, self.keys, self.samples)
+
 
 class Batches:
     """The training images of a run, ready to be asked for any step of any epoch."""
@@ -47,8 +65,16 @@ class Batches:
         return self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int, device: torch.device, rank: int = 0, world: int = 1) -> Batch:
-        """The share of process `rank` of `world`."""
-        samples = self.samples(epoch, step)[rank::world]
+        """The share of process `rank` of `world`; where mixing pairs images, the whole step is made and then shared.
+
+        A step with fewer images than processes leaves some without: those get one image that counts for nothing.
+        """
+        samples, share = self.samples(epoch, step), slice(rank, None, world)
+        if self.config.mixup or self.config.cutmix or rank >= len(samples):
+            return self._make(epoch, samples).part(share).to(device)
+        return self._make(epoch, samples[share]).to(device)
+
+    def _make(self, epoch: int, samples: Tensor) -> Batch:
         config, split = self.config, self.dataset.train
         pixels = augment(
             split.images[samples],
@@ -66,4 +92,4 @@ class Batches:
             images, targets, samples, seed=self.seed, epoch=epoch, mixup=config.mixup, cutmix=config.cutmix
         )
         keys = fold(name_seed(self.seed, "dropout"), epoch, samples)
-        return Batch(images.to(device), targets.to(device), labels.to(device), keys.to(device), samples)
+        return Batch(images, targets, labels, keys, samples)

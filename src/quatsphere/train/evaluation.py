@@ -30,7 +30,7 @@ def predict_logits(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    logits = []
+    logits = [torch.empty(0, len(dataset.classes))]
     for start in range(0, len(images), batch_size):
         part = normalize(images[start : start + batch_size], dataset.mean, dataset.std)
         logits.append(model(part.to(device)).float().cpu())

@@ -6,52 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import ConfigError
-from quatsphere.train.progress import Progress, Reporter
+from quatsphere.train.progress import Relay, Reporter
 
 
-class EventLog(Reporter):
-    """Passes all news on and writes each epoch's numbers as events."""
+class EventLog(Relay):
+    """Passes all news on and writes each epoch's numbers as events; a full disk costs events, not the run."""
 
-    def __init__(self, inner: Reporter, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("train.tensorboard needs TensorBoard; pip install 'quatsphere[track]'") from error
-        self.inner = inner
-        self.writer: Any = SummaryWriter(str(folder / "events"))
-
-    @staticmethod
-    def around(reporter: Reporter, folder: Path, wanted: bool) -> Reporter:
-        """The reporter itself, or inside an event log."""
-        return EventLog(reporter, folder) if wanted else reporter
-
-    def start(self, facts: dict[str, Any]) -> None:
-        """Pass on."""
-        self.inner.start(facts)
-
-    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        """Pass on."""
-        self.inner.step(progress, steps, epochs, images_per_second)
-
-    def validating(self, done: int, total: int) -> None:
-        """Pass on."""
-        self.inner.validating(done, total)
+    def __init__(self, inner: Reporter, folder: Path, step: int = 0) -> None:
+        """Events after `step`, of a life that was given up, are taken back."""
+        super().__init__(inner)
+        self.writer: Any = writer_class()(str(folder / "events"), purge_step=step + 1)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Every number of the record as a scalar, lists by index."""
         for name, value in _scalars("", record):
             self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()
-        self.inner.epoch(record)
-
-    def note(self, message: str) -> None:
-        """Pass on."""
-        self.inner.note(message)
+        super().epoch(record)
 
     def close(self) -> None:
         """Close the file."""
         self.writer.close()
-        self.inner.close()
+        super().close()
+
+
+def writer_class() -> Any:
+    """TensorBoard's writer; ask before a run writes anything."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError("train.tensorboard needs TensorBoard; pip install 'quatsphere[track]'") from error
+    return SummaryWriter
 
 
 def _scalars(prefix: str, value: Any) -> list[tuple[str, float]]:

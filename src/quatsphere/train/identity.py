@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -18,8 +20,12 @@ import quatsphere
 from quatsphere.config import RunConfig
 
 
+@functools.cache
 def commit() -> str | None:
-    """The commit this package runs from, `+changes` if the tree differs; none outside a repository."""
+    """The commit this package runs from, `+changes` if the tree differs; none outside a repository.
+
+    Asked once, when the run starts: at its end the tree may be another one.
+    """
     folder = Path(quatsphere.__file__).parent
     try:
         words = ["git", "-C", str(folder)]
@@ -38,13 +44,17 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """What the numbers depend on."""
-    return {
+    found = {
         "quatsphere": quatsphere.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "safetensors": safetensors.__version__,
     }
+    try:
+        return {**found, "numba": importlib.metadata.version("numba")}
+    except importlib.metadata.PackageNotFoundError:
+        return found
 
 
 def environment(device: torch.device, world: int) -> dict[str, Any]:
@@ -59,6 +69,16 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "processes": world,
+    }
+
+
+def circumstances(world: int) -> dict[str, Any]:
+    """What decides the last bits of a number beside configuration and data."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processes": world,
+        "processor": processor(),
     }
 
 

@@ -20,8 +20,9 @@ def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> 
 def cross_entropy(
     logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b classes"], batch: int
 ) -> Float[Tensor, ""]:
-    """-Σ targets log softmax(logits), over the images of all processes (`batch` of them)."""
-    return -(targets * torch.log_softmax(logits.float(), dim=-1)).sum() / batch
+    """-Σ targets log softmax(logits), over the images of all processes (`batch` of them), in float32 or better."""
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return -(targets * torch.log_softmax(logits, dim=-1, dtype=exact)).sum() / batch
 
 
 def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Tensor, ""]:

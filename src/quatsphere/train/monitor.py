@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import distance
 from quatsphere.nn.field import LearnedBound
+from quatsphere.nn.trace import Trace
 
 
 def routing_entropy(weights: Tensor) -> float:
@@ -25,19 +26,33 @@ def routing_peak(weights: Tensor) -> float:
 
 
 @torch.no_grad()
-def look_inside(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """Per step: routing entropy, peak, mean beta; per shell: bound. Empty lists for models without them."""
+def look_inside(model: nn.Module, images: Tensor, batch_size: int = 32) -> dict[str, Any]:
+    """Per step: routing entropy, peak, mean beta; per shell: bound. Empty lists for models without them.
+
+    A trace of all images at once would need more memory than a training step; means of parts are as good.
+    """
     was_training = model.training
     model.eval()
-    _, trace = model(images, return_trace=True)
+    parts = images.split(batch_size)
+    seen = [_measure(model(part, return_trace=True)[1]) for part in parts]
     model.train(was_training)
+    shares = [len(part) / len(images) for part in parts]
+    means = {name: _mean([part[name] for part in seen], shares) for name in seen[0]}
+    return {**means, "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)]}
+
+
+def _measure(trace: Trace) -> dict[str, list[float]]:
     weights = trace.get("weights", [])
     return {
         "routing_entropy": [routing_entropy(w) for w in weights],
         "routing_peak": [routing_peak(w) for w in weights],
         "beta": [float(beta.mean()) for beta in trace.get("beta", [])],
-        "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)],
     }
+
+
+def _mean(rows: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+    """The mean of rows, each with its share."""
+    return [sum(s * value for s, value in zip(shares, column, strict=True)) for column in zip(*rows, strict=True)]
 
 
 def field_motion(fields: Sequence[Tensor], previous: Sequence[Tensor] | None) -> list[float]:

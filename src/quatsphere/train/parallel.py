@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quatsphere.errors import DistributedError
+from quatsphere.errors import ConfigError, DistributedError, QuatsphereError
 
 TIMEOUT = "QUATSPHERE_TIMEOUT"
 """Seconds after which a silent process counts as lost (default 600)."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,35 +41,34 @@ class Team:
         if self.world == 1:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        self._reduce(flat)
-        offset = 0
-        for gradient in gradients:
-            gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-            offset += gradient.numel()
+        flat = self.sum(torch.cat([g.reshape(-1) for g in gradients]))
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over processes."""
         if self.world > 1:
-            self._reduce(values)
+            with _lost_processes():
+                dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up in any process."""
-        return bool(self.sum(torch.tensor([float(flag)]))[0] > 0) if self.world > 1 else flag
+        return bool(self.sum(torch.tensor([float(flag)]))[0] > 0)
 
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
         """Give every process rank 0's buffers (running statistics)."""
         if self.world > 1:
-            for buffer in buffers:
-                dist.broadcast(buffer, 0)
+            with _lost_processes():
+                for buffer in buffers:
+                    dist.broadcast(buffer, 0)
 
     def agree(self, what: str, value: str) -> None:
         """Fail at the start, with both values, if the processes were given different settings or data."""
-        if self.world == 1:
-            return
-        found: list[str | None] = [None] * self.world
-        dist.all_gather_object(found, value)
+        found: list[str | None] = [value] * self.world
+        if self.world > 1:
+            with _lost_processes():
+                dist.all_gather_object(found, value)
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise DistributedError(
@@ -75,28 +76,60 @@ class Team:
                     "start every process with the same command and data"
                 )
 
-    @staticmethod
-    def _reduce(values: Tensor) -> None:
-        try:
-            dist.all_reduce(values)
-        except RuntimeError as error:
-            raise DistributedError(
-                f"another process is gone ({str(error).splitlines()[0][:120]}); start again with --resume"
-            ) from error
+    def lead(self, action: Callable[[], T]) -> T:
+        """Do something in rank 0 alone and give every process its result; a failure there is a failure of all."""
+        if self.world == 1:
+            return action()
+        box: list[T | str | None] = [None, None]
+        failure: QuatsphereError | None = None
+        if self.leads:
+            try:
+                box[0] = action()
+            except QuatsphereError as error:
+                failure, box[1] = error, str(error)
+        with _lost_processes():
+            dist.broadcast_object_list(box, 0)
+        if box[1] is not None:
+            raise failure or DistributedError(f"rank 0 stopped: {box[1]}")
+        return box[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def _lost_processes() -> Iterator[None]:
+    """What torch raises when another process is gone, silent or was never there, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise DistributedError(f"another process is gone ({reason}); start again with --resume") from error
 
 
 @contextmanager
 def join_team() -> Iterator[Team]:
     """The team torchrun describes in the environment; alone where it does not."""
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Team()
         return
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    seconds = float(os.environ.get(TIMEOUT, "600"))
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo", timeout=datetime.timedelta(seconds=seconds)
-    )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+    with _lost_processes():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            timeout=datetime.timedelta(seconds=_timeout()),
+        )
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+        yield Team(dist.get_rank(), dist.get_world_size(), local_rank)
     finally:
         dist.destroy_process_group()
+
+
+def _timeout() -> float:
+    text = os.environ.get(TIMEOUT, "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise ConfigError(f"{TIMEOUT} must be a number of seconds > 0: got {text!r}")
+    return seconds

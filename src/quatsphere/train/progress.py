@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +27,12 @@ class Progress:
     """Sums over the images of the current epoch: losses by name, `correct`, `images`."""
     seconds: float = 0.0
     """Time spent training, over all starts."""
+    epoch_start: float = 0.0
+    """`seconds` when the current epoch began."""
+
+    def begin_epoch(self) -> None:
+        """Forget the sums of the epoch that ended."""
+        self.sums, self.step_in_epoch, self.epoch_start = {}, 0, self.seconds
 
     def add(self, values: dict[str, float]) -> None:
         """Add one step's sums."""
@@ -70,3 +77,41 @@ class Reporter:
 
     def close(self) -> None:
         """No more news."""
+
+
+class Relay(Reporter):
+    """Passes all news on; if the listener's terminal or pipe is gone the run goes on unheard."""
+
+    def __init__(self, inner: Reporter) -> None:
+        self.inner = inner
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """Pass on."""
+        self.tell(lambda: self.inner.start(facts))
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        """Pass on."""
+        self.tell(lambda: self.inner.step(progress, steps, epochs, images_per_second))
+
+    def validating(self, done: int, total: int) -> None:
+        """Pass on."""
+        self.tell(lambda: self.inner.validating(done, total))
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Pass on."""
+        self.tell(lambda: self.inner.epoch(record))
+
+    def note(self, message: str) -> None:
+        """Pass on."""
+        self.tell(lambda: self.inner.note(message))
+
+    def close(self) -> None:
+        """Pass on."""
+        self.tell(self.inner.close)
+
+    def tell(self, news: Callable[[], None]) -> None:
+        """Once a listener is lost nobody is told any more; rich answers a broken pipe with SystemExit."""
+        try:
+            news()
+        except (OSError, SystemExit):
+            self.inner = Reporter()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
 
 from quatsphere.errors import CheckpointError
 from quatsphere.geometry.quaternion import normalize
-
-NORM_TOLERANCE = 1e-4
+from quatsphere.nn.layout import Shell
+from quatsphere.train.soundness import first_not_finite, norm_error
 
 
 def restore_weights(
@@ -28,19 +27,25 @@ def restore_weights(
     if wrong:
         more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
         raise CheckpointError(f"weights do not fit the model: {'; '.join(wrong[:10])}{more}; check the configuration")
-    sound = {name: _sound(name, value, repair, say) for name, value in weights.items()}
-    model.load_state_dict(sound)
+    bad = first_not_finite(weights.items())
+    if bad is not None:
+        raise CheckpointError(f"{bad} holds values that are not finite; use an older checkpoint")
+    model.load_state_dict({name: _unit(name, value, repair, say) for name, value in weights.items()})
+    _settle(model)
 
 
-def _sound(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) -> Tensor:
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise CheckpointError(f"{name} holds values that are not finite; use an older checkpoint")
-    if not name.endswith(".base"):
-        return value
-    off = float((value.norm(dim=-1) - 1).abs().max())
-    if off <= NORM_TOLERANCE:
+def _unit(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) -> Tensor:
+    off = norm_error(name, value)
+    if not off:
         return value
     if not repair:
         raise CheckpointError(f"{name} has a quaternion whose norm is off by {off:.1e}; --repair renormalises it")
     say(f"repaired {name}: a norm was off by {off:.1e}")
     return normalize(value)
+
+
+def _settle(model: nn.Module) -> None:
+    """Vertices are saved on their radii: projecting them once more would move last bits of those that rest."""
+    for module in model.modules():
+        if isinstance(module, Shell):
+            module._settled = module.positions._version

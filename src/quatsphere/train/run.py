@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quatsphere.config import DataConfig, RunConfig, TrainConfig
-from quatsphere.data import Dataset, load_dataset
-from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.config import RunConfig
 from quatsphere.files.atomic import require_space, write_json
-from quatsphere.files.checkpoint import load_last_good
+from quatsphere.files.checkpoint import Checkpoint, load_last_good
 from quatsphere.files.run_folder import RunFolder
-from quatsphere.files.safe_yaml import read_yaml, write_yaml
+from quatsphere.files.safe_yaml import write_yaml
 from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model
 from quatsphere.train.event_log import EventLog
 from quatsphere.train.identity import commit, config_to_dict, environment, versions
-from quatsphere.train.parallel import Team, join_team
-from quatsphere.train.progress import Reporter
+from quatsphere.train.memory import memory_errors
+from quatsphere.train.parallel import join_team
+from quatsphere.train.prepare import fit_to_data, load_data, pick_device, prepare_torch, require_trainable
+from quatsphere.train.progress import Relay, Reporter
+from quatsphere.train.same_run import fix_threads, require_same_data, require_same_run, say_what_changed
+from quatsphere.train.setting import Setting
 from quatsphere.train.signals import stop_switch
-from quatsphere.train.trainer import Setting, Trainer
-
-MAY_CHANGE = {"data.root"} | {
-    f"train.{name}"
-    for name in ("device", "threads", "compile", "checkpoint_steps", "checkpoint_seconds", "keep", "tensorboard")
-}
-"""Settings a resumed run may change without becoming another run."""
+from quatsphere.train.snapshot import put_back
+from quatsphere.train.trainer import Trainer
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Choices:
     """What a start may be told beside its configuration."""
 
@@ -46,163 +43,112 @@ class Choices:
 def train(
     config: RunConfig, run_dir: str | Path, choices: Choices | None = None, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Train, test at the best validation accuracy, and return what `result.json` holds."""
-    choices, reporter = choices or Choices(), reporter or Reporter()
-    run = RunFolder(run_dir, reporter.note)
+    """Train, test at the best validation accuracy, and return what `result.json` holds.
+
+    Run by torchrun, every process calls this; the one that leads writes and returns, the others return nothing.
+    """
+    choices = choices or Choices()
+    with stop_switch() as stop, join_team() as team, ExitStack() as held:
+        reporter = Relay(reporter) if reporter and team.leads else Reporter()
+        run = RunFolder(run_dir, reporter.note)
+        result = team.lead(lambda: _finished(config, run, choices))
+        if result is not None:
+            reporter.note(f"run '{run.name}' is finished; nothing is left to do")
+            return result if team.leads else {}
+        team.agree("configuration", _digest(config))
+        config = team.lead(lambda: fix_threads(config, run, resume=choices.resume))
+        prepare_torch(config.train)
+        setting = Setting(run, team, pick_device(config.train.device, team), reporter, stop)
+        trainer = _make_trainer(config, setting)
+        checkpoint = team.lead(lambda: _open(trainer, choices, held))
+        if checkpoint is not None:
+            put_back(trainer, checkpoint, repair=choices.repair)
+        with memory_errors(trainer.model, trainer.config.train.batch_size):
+            return _train_leading(trainer) if team.leads else _train_along(trainer)
+
+
+def _finished(config: RunConfig, run: RunFolder, choices: Choices) -> dict[str, Any] | None:
+    """The result of a run that is done already; a folder that may not be used is refused before data is read."""
     if choices.resume and run.finished:
         result: dict[str, Any] = json.loads(run.result.read_text())
-        reporter.note(f"run '{run.name}' is finished: test accuracy {result['test_accuracy']:.4f}")
         return result
-    prepare_torch(config.train)
-    with join_team() as team, stop_switch() as stop:
-        dataset = load_data(config.data, reporter.note)
-        config = fit_to_data(config, dataset)
-        model = build_model(config.model, seed=config.train.seed)
-        if config.train.batch_size > len(dataset.train.labels):
-            raise ConfigError(
-                f"train.batch_size must not exceed the {len(dataset.train.labels)} training images: "
-                f"got {config.train.batch_size}; nearest legal value {len(dataset.train.labels)}"
-            )
-        team.agree("configuration", _digest(config_to_dict(config)))
-        team.agree("data set", dataset.fingerprint)
-        setting = Setting(run, team, pick_device(config.train.device, team), reporter, stop)
-        trainer = Trainer(config, dataset, model, setting)
-        if not team.leads:
-            return _train_along(trainer, choices)
+    if run.path.exists():
         run.claim(resume=choices.resume)
-        with run.lock():
-            return _train_leading(trainer, choices)
+    if choices.resume and run.config.is_file():
+        require_same_run(config, run)
+    return None
 
 
-def _train_leading(trainer: Trainer, choices: Choices) -> dict[str, Any]:
-    """The process that writes: folder, checkpoints, metrics, result."""
-    run, config, reporter = trainer.setting.run, trainer.config, trainer.setting.reporter
+def _make_trainer(config: RunConfig, setting: Setting) -> Trainer:
+    """Data and model, checked against each other and between processes; nothing is written."""
+    dataset = load_data(config.data, setting.reporter.note)
+    require_trainable(config.train, dataset)
+    setting.team.agree("data set", dataset.fingerprint)
+    config = fit_to_data(config, dataset)
+    return Trainer(config, dataset, build_model(config.model, seed=config.train.seed), setting)
+
+
+def _open(trainer: Trainer, choices: Choices, held: ExitStack) -> Checkpoint | None:
+    """Claim and lock the folder for as long as `held` lives; the checkpoint to go on from, if there is one."""
+    run, reporter = trainer.setting.run, trainer.setting.reporter
+    run.claim(resume=choices.resume)
+    held.enter_context(run.lock())
+    run.claim(resume=choices.resume)
+    if choices.resume and run.config.is_file():
+        require_same_run(trainer.config, run, fitted=True)
+    found = load_last_good(run.checkpoints, reporter.note) if choices.resume and run.checkpoints.is_dir() else None
+    if found is not None:
+        require_same_data(found, trainer.dataset.fingerprint, accept_change=choices.accept_data_change)
+        say_what_changed(found, trainer.setting.team.world, reporter.note)
+    elif choices.resume:
+        reporter.note("no checkpoint yet: starting from the beginning")
+    _require_space(trainer, begun=found is not None)
+    run.truncate_metrics(found.meta["metrics_offset"] if found else 0)
+    return found
+
+
+def _require_space(trainer: Trainer, *, begun: bool) -> None:
+    """Room for the best checkpoint, those that are kept and a new one; a run that is resumed has most of them."""
     size = sum(t.numel() * t.element_size() for t in trainer.model.state_dict().values())
-    require_space("two checkpoints", run.path, 2 * 4 * size)
-    resume_from_last(trainer, choices)
+    count = 2 if begun else trainer.config.train.keep + 2
+    require_space(f"{count} checkpoints", trainer.setting.run.path, count * 4 * size)
+
+
+def _train_leading(trainer: Trainer) -> dict[str, Any]:
+    """The process that writes: folder, checkpoints, metrics, result."""
+    run, config, setting = trainer.setting.run, trainer.config, trainer.setting
     write_yaml(run.config, config_to_dict(config))
-    write_json(run.environment, environment(trainer.setting.device, trainer.setting.team.world))
-    trainer.setting.reporter = EventLog.around(reporter, run.path, config.train.tensorboard)
-    trainer.setting.reporter.start(facts(trainer))
+    write_json(run.environment, environment(setting.device, setting.team.world))
+    if config.train.tensorboard:
+        setting.reporter = EventLog(setting.reporter, run.path, trainer.progress.step)
     try:
+        setting.reporter.start(facts(trainer))
         trainer.fit()
         result = make_result(trainer)
         write_json(run.result, result)
     finally:
-        trainer.setting.reporter.close()
+        setting.reporter.close()
     return result
 
 
-def _train_along(trainer: Trainer, choices: Choices) -> dict[str, Any]:
+def _train_along(trainer: Trainer) -> dict[str, Any]:
     """The other processes: the same steps, no files."""
-    resume_from_last(trainer, choices)
-    trainer.setting.reporter = Reporter()
     trainer.fit()
     return {}
 
 
-def resume_from_last(trainer: Trainer, choices: Choices) -> None:
-    """Restore the newest good checkpoint if there is one and it belongs to this configuration and data."""
-    run, reporter = trainer.setting.run, trainer.setting.reporter
-    if not choices.resume:
-        return
-    checkpoint = load_last_good(run.checkpoints, reporter.note) if run.checkpoints.is_dir() else None
-    if checkpoint is None:
-        reporter.note("no checkpoint yet: starting from the beginning")
-        return
-    if checkpoint.meta["fingerprint"] != trainer.dataset.fingerprint and not choices.accept_data_change:
-        raise CheckpointError(
-            f"the data changed since this run started ({checkpoint.meta['fingerprint'][:12]} -> "
-            f"{trainer.dataset.fingerprint[:12]}); restore it, or go on with --accept-data-change"
-        )
-    if (checkpoint.meta["torch"], checkpoint.meta["threads"]) != (torch.__version__, torch.get_num_threads()):
-        reporter.note(
-            f"written with torch {checkpoint.meta['torch']} and {checkpoint.meta['threads']} threads: "
-            "bit-identity is not promised"
-        )
-    trainer.restore(checkpoint, repair=choices.repair)
-
-
-def require_same_run(config: RunConfig, run: RunFolder) -> None:
-    """A resumed run must be the same run: any other difference is listed side by side."""
-    stored = flatten(read_yaml(run.config))
-    asked = flatten(config_to_dict(config))
-    derived = {"model.image_size", "model.in_channels", "model.num_classes", "model.dim", "model.heads"}
-    differing = [
-        f"{key}: {stored.get(key)!r} in the run, {value!r} now"
-        for key, value in asked.items()
-        if key not in MAY_CHANGE and stored.get(key) != value and not (key in derived and value is None)
-    ]
-    if differing:
-        raise ConfigError(f"run '{run.name}' has other settings ({'; '.join(differing[:10])}); use another --run-dir")
-
-
-def flatten(groups: dict[str, Any]) -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}."""
-    return {f"{group}.{key}": value for group, fields in groups.items() for key, value in fields.items()}
-
-
-def prepare_torch(config: TrainConfig) -> None:
-    """Threads and determinism, before any tensor is made."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(config.deterministic)
-
-
-def pick_device(name: str, team: Team) -> torch.device:
-    """The named device, or the best there is; each process of a team takes its own GPU."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(
-                f"train.device {name!r} cannot be used ({str(error).splitlines()[0][:80]}); use auto or cpu"
-            ) from error
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", team.local_rank)
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def load_data(
-    config: DataConfig, note: Callable[[str], None], progress: Callable[[int, int], None] | None = None
-) -> Dataset:
-    """The data set of a configuration; whatever must be known about this copy is said."""
-    dataset = load_dataset(
-        config.name,
-        root=config.root,
-        val_fraction=config.val_fraction,
-        test_fraction=config.test_fraction,
-        train_limit=config.train_limit,
-        image_size=config.image_size,
-        skip_bad=config.skip_bad,
-        progress=progress,
-    )
-    for message in dataset.notes:
-        note(message)
-    return dataset
-
-
-def fit_to_data(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Image size, channels and classes of the model are the data's."""
-    _, channels, size, _ = dataset.train.images.shape
-    model = dataclasses.replace(config.model, image_size=size, in_channels=channels, num_classes=len(dataset.classes))
-    return dataclasses.replace(config, model=model)
-
-
 def facts(trainer: Trainer) -> dict[str, Any]:
     """What a user wants to see before the first step."""
-    model, dataset = trainer.model, trainer.dataset
+    model, dataset, device = trainer.model, trainer.dataset, trainer.setting.device
     return {
         "model": trainer.config.model.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "data": dataset.name,
         "fingerprint": dataset.fingerprint,
         "images": {s: len(getattr(dataset, s).labels) for s in ("train", "val", "test")},
-        "device": str(trainer.setting.device),
+        "device": str(device),
         "threads": torch.get_num_threads(),
-        "backend": choose_backend(getattr(trainer.config.model, "backend", "auto")),
+        "backend": choose_backend(getattr(trainer.config.model, "backend", "auto"), device.type),
         "epochs": trainer.config.train.epochs,
         "steps": trainer.total_steps,
         "start_epoch": trainer.progress.epoch,
@@ -235,5 +181,8 @@ def make_result(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _digest(value: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(config: RunConfig) -> str:
+    """What processes compare; where a machine keeps its data is its own affair."""
+    plain = config_to_dict(config)
+    plain["data"].pop("root")
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,14 +19,28 @@ class Interrupted(QuatsphereError):
         self.exit_code = 128 + number
 
 
+class _Leave(BaseException):
+    """Raised out of whatever is going on; no `except Exception` of a library on the way may keep it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class StopSwitch:
-    """Remembers the signal that asked for an end."""
+    """Remembers the signal that asked for an end. As long as no work would be lost it does not wait: it raises."""
 
     def __init__(self) -> None:
         self.number = 0
+        self.waits = False
+
+    def wait_for_step(self) -> None:
+        """From now on there is work to save: a signal waits until the loop asks for it."""
+        self.waits = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """As a signal handler."""
+        if not self.waits:
+            raise _Leave(number)
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.number = number
@@ -45,6 +59,10 @@ def stop_switch() -> Iterator[StopSwitch]:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield switch
+    except _Leave as leave:
+        raise Interrupted(
+            "stopped before the first step of this start, so nothing is lost; go on with --resume", leave.number
+        ) from None
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, signal.SIG_DFL if old is None else old)

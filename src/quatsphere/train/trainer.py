@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,37 +13,26 @@ from torch import Tensor
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
-from quatsphere.errors import NumericsError, ResourceError
-from quatsphere.files.atomic import write_json
-from quatsphere.files.checkpoint import Checkpoint, load_best, prune, save_checkpoint
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.errors import NumericsError
+from quatsphere.files.checkpoint import Checkpoint, load_best
 from quatsphere.models import Model
 from quatsphere.optim import Optimisers, repel
 from quatsphere.train.batches import Batch, Batches
 from quatsphere.train.evaluation import evaluate, predict_logits
+from quatsphere.train.identity import config_to_dict
+from quatsphere.train.keeper import Keeper
 from quatsphere.train.losses import Auxiliary, cross_entropy
 from quatsphere.train.monitor import field_motion, look_inside
-from quatsphere.train.parallel import Team
-from quatsphere.train.progress import Progress, Reporter
+from quatsphere.train.progress import Progress
 from quatsphere.train.restore import restore_weights
-from quatsphere.train.signals import Interrupted, StopSwitch
+from quatsphere.train.setting import Setting
+from quatsphere.train.signals import Interrupted
+from quatsphere.train.snapshot import take_snapshot
+from quatsphere.train.soundness import first_not_finite, unfit_to_save, write_crash
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MONITORED = 256
 """Validation images on which routing is measured each epoch."""
-RETRY_SECONDS = 30.0
-"""Pause between attempts to save on a full disk."""
-
-
-@dataclass
-class Setting:
-    """What surrounds the loop: files, processes, device, whoever listens."""
-
-    run: RunFolder
-    team: Team
-    device: torch.device
-    reporter: Reporter
-    stop: StopSwitch
 
 
 class Trainer:
@@ -59,10 +48,12 @@ class Trainer:
         self.positions = [p for name, p in model.named_parameters() if name in roles["positions"]]
         self.forward: Callable[..., Any] = torch.compile(model) if train.compile else model
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=train.precision == "fp16")
+        self.keeper = Keeper(setting, train)
         self.progress = Progress()
         self.total_steps = train.epochs * self.batches.steps
         self.rates: dict[str, float] = {}
-        self._saved_at = self._last_tick = time.monotonic()
+        self._at = (0, 0)
+        self._last_tick = time.monotonic()
 
     def fit(self) -> None:
         """Epoch after epoch until the horizon or until patience runs out."""
@@ -70,6 +61,7 @@ class Trainer:
             self.model.train()
             for step in range(self.progress.step_in_epoch, self.batches.steps):
                 self.train_step(step)
+                self.setting.stop.wait_for_step()
                 self.tell()
                 self.save_if_due()
                 self.leave_if_asked()
@@ -86,49 +78,53 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """Batch, loss by name, gradients, both optimisers, repulsion, back onto the spheres."""
         progress, team = self.progress, self.setting.team
+        self._at = (progress.epoch, step)
         batch = self.batches.batch(progress.epoch, step, self.setting.device, team.rank, team.world)
         size = len(self.batches.samples(progress.epoch, step))
         self.rates = self.optimisers.set_rates(progress.step, self.total_steps)
         self.optimisers.zero_grad()
-        with torch.autocast(
-            self.setting.device.type, AUTOCAST[self.config.train.precision], self.config.train.precision != "fp32"
-        ):
+        precision = self.config.train.precision
+        with torch.autocast(self.setting.device.type, AUTOCAST[precision], precision != "fp32"):
             logits = self.forward(batch.images, sample_keys=batch.keys)
-        terms = {"cross_entropy": cross_entropy(logits, batch.targets, size)}
+        entropy = cross_entropy(logits, batch.targets, size)
         auxiliary = self.auxiliary.terms()
-        loss = terms["cross_entropy"] + sum(auxiliary.values()) / team.world
+        loss = entropy + sum(auxiliary.values()) / team.world
         self.scaler.scale(loss).backward()
         team.sum_gradients(self.model.parameters())
-        self.require_finite({**terms, **auxiliary}, batch)
+        self.require_finite({"cross_entropy": entropy, **auxiliary})
         self.apply_gradients()
         repel(self.positions, progress.step, self.total_steps, self.config.optim)
         self.model.constrain()
-        self.count(logits, batch, terms["cross_entropy"], auxiliary, size)
+        self.count(logits, batch, entropy, auxiliary, size)
 
     def apply_gradients(self) -> None:
         """One step of both optimisers; in fp16 a step whose gradients overflowed is left out."""
         for optimiser in self.optimisers.optimisers:
             self.scaler.step(optimiser)
         self.scaler.update()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            self.crash("a gradient", "overflows fp16 at every scale")
 
-    def require_finite(self, terms: dict[str, Tensor], batch: Batch) -> None:
-        """Stop before the update if a loss or gradient is not finite; name the first bad one."""
+    def require_finite(self, terms: dict[str, Tensor]) -> None:
+        """Stop before the update, all processes together, if a loss or gradient is not finite anywhere."""
         named = list(terms.items())
         if not self.scaler.is_enabled():
             named += [(f"gradient of {n}", p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
-        if bool(torch.stack([value.detach().abs().max() for _, value in named]).isfinite().all()):
-            return
-        bad = next(name for name, value in named if not bool(value.isfinite().all()))
-        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        bad = first_not_finite(named)
+        if self.setting.team.any(bad is not None):
+            self.crash(bad or "a loss of another process")
+
+    def crash(self, tensor: str, fault: str = "is not finite") -> NoReturn:
+        """Leave what is needed to make the bad step again, and stop."""
+        epoch, step = self._at
+        samples = self.batches.samples(epoch, step).tolist()
         if self.setting.team.leads:
-            crash = self.setting.run.path / "crash"
-            crash.mkdir(exist_ok=True)
-            facts = {"tensor": bad, "epoch": self.progress.epoch, "step": self.progress.step}
-            facts["samples"] = batch.samples.tolist()
-            write_json(crash / "crash.json", {**facts, "seed": self.config.train.seed})
+            facts = {"tensor": tensor, "epoch": epoch, "step_in_epoch": step, "step": self.progress.step}
+            facts |= {"samples": samples, "seed": self.config.train.seed, "config": config_to_dict(self.config)}
+            write_crash(self.setting.run, facts)
         raise NumericsError(
-            f"{bad} is not finite ({where}, images {batch.samples[:4].tolist()}...; details in crash/); "
-            "the last checkpoint is intact: lower the learning rate or use fp32"
+            f"{tensor} {fault} (epoch {epoch + 1}, step {self.progress.step}, images {samples[:4]}...; "
+            "details in crash/); the last checkpoint is intact: lower the learning rate or use fp32"
         )
 
     def count(self, logits: Tensor, batch: Batch, entropy: Tensor, auxiliary: dict[str, Tensor], size: int) -> None:
@@ -144,36 +140,38 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Validate, log, remember the field, save; a new best checkpoint is marked as such."""
-        progress, train = self.progress, self.config.train
+        progress = self.progress
+        self.clock()
+        speed = progress.sums["images"] / max(1e-9, progress.seconds - progress.epoch_start)
         self.setting.team.share_buffers(self.model.buffers())
         accuracy = self.validate()
         inside = look_inside(self.model, self.probe())
-        motion = field_motion(self.auxiliary.fields, self.auxiliary.previous)
+        inside["field_motion"] = field_motion(self.auxiliary.fields, self.auxiliary.previous)
+        self.setting.stop.wait_for_step()
         self.auxiliary.remember()
         progress.epoch += 1
-        improved = progress.improved(accuracy, train.min_delta)
+        improved = progress.improved(accuracy, self.config.train.min_delta)
         self.clock()
+        self.record({"val_accuracy": accuracy, **inside, "images_per_second": speed})
+        progress.begin_epoch()
+        self.save(best=improved)
+        self.leave_if_asked()
+
+    def record(self, seen: dict[str, Any]) -> None:
+        """One line of metrics."""
+        progress = self.progress
         record = {
             "epoch": progress.epoch,
             "step": progress.step,
             "train": progress.means(),
-            "val_accuracy": accuracy,
             "best_val_accuracy": progress.best_accuracy,
             "learning_rates": self.rates,
-            **inside,
-            "field_motion": motion,
             "seconds": progress.seconds,
-            "images_per_second": progress.sums["images"] / max(1e-9, progress.seconds - self._epoch_start),
+            **seen,
         }
-        self._epoch_start = progress.seconds
-        progress.sums, progress.step_in_epoch = {}, 0
         if self.setting.team.leads:
             self.setting.run.append_metrics(record)
         self.setting.reporter.epoch(record)
-        self.save(best=improved)
-        self.leave_if_asked()
-
-    _epoch_start = 0.0
 
     def validate(self) -> float:
         """Accuracy on the validation images, shared among the processes; may be interrupted and done again."""
@@ -190,9 +188,10 @@ class Trainer:
         return float(right[0]) / len(split.labels)
 
     def probe(self) -> Tensor:
-        """The validation images on which routing is measured: evenly spread over the classes."""
+        """The validation images on which routing is measured: evenly spread, so over all classes."""
         images = self.dataset.val.images
-        chosen = images[:: max(1, len(images) // MONITORED)][:MONITORED]
+        count = min(MONITORED, len(images))
+        chosen = images[torch.arange(count) * len(images) // count]
         return normalize(chosen, self.dataset.mean, self.dataset.std).to(self.setting.device)
 
     def tell(self) -> None:
@@ -209,66 +208,21 @@ class Trainer:
         self._last_tick = now
 
     def save_if_due(self) -> None:
-        """Save when so many steps or seconds have passed; the leader's clock decides for all."""
-        every = self.config.train.checkpoint_steps
-        late = time.monotonic() - self._saved_at >= self.config.train.checkpoint_seconds
-        if (every is not None and self.progress.step % every == 0) or late:
+        """Save after so many steps or seconds; the last step of an epoch is saved with the epoch's end."""
+        if self.progress.step_in_epoch < self.batches.steps and self.keeper.due(self.progress.step):
             self.save(best=False)
 
     def save(self, *, best: bool) -> None:
-        """Write a checkpoint; on a full disk wait for space, as long as the user lets us."""
-        while self.setting.team.leads:
-            try:
-                save_checkpoint(self.setting.run.checkpoints, self.checkpoint(), best=best)
-                prune(self.setting.run.checkpoints, self.config.train.keep)
-                break
-            except ResourceError as error:
-                self.setting.reporter.note(f"{error}; training paused, retrying every {RETRY_SECONDS:.0f} s")
-                self.pause()
-        self._saved_at = time.monotonic()
+        """Write a checkpoint, but never one with a broken number in it."""
+        self.keeper.save(self.sound_snapshot, best=best)
 
-    def pause(self) -> None:
-        """Wait for the next attempt to save; a signal ends the wait and the run."""
-        until = time.monotonic() + RETRY_SECONDS
-        while time.monotonic() < until:
-            time.sleep(0.2)
-            if self.setting.stop.number:
-                raise Interrupted("stopped while the disk was full; the last checkpoint is intact", 2)
-
-    def checkpoint(self) -> Checkpoint:
-        """Everything a bit-identical continuation needs."""
-        state = self.optimisers.state_tensors()
-        for index, field in enumerate(self.auxiliary.previous or []):
-            state[f"previous_field/{index}"] = field
-        meta = {
-            "progress": self.progress.to_json(),
-            "epoch_start": self._epoch_start,
-            "metrics_offset": self.setting.run.metrics_offset(),
-            "fingerprint": self.dataset.fingerprint,
-            "classes": list(self.dataset.classes),
-            "mean": self.dataset.mean.tolist(),
-            "std": self.dataset.std.tolist(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "scaler": self.scaler.state_dict(),
-        }
-        weights = {name: value.detach() for name, value in self.model.state_dict().items()}
-        return Checkpoint(self.progress.step, weights, state, meta)
-
-    def restore(self, checkpoint: Checkpoint, *, repair: bool = False) -> None:
-        """Go on exactly where a checkpoint was written."""
-        restore_weights(self.model, checkpoint.weights, repair=repair, say=self.setting.reporter.note)
-        moments = {k: v for k, v in checkpoint.state.items() if not k.startswith("previous_field/")}
-        self.optimisers.load_state_tensors(moments)
-        previous = [checkpoint.state.get(f"previous_field/{i}") for i in range(len(self.auxiliary.fields))]
-        fields = [field.to(self.setting.device) for field in previous if field is not None]
-        self.auxiliary.previous = fields or None
-        self.progress = Progress(**checkpoint.meta["progress"])
-        self._epoch_start = checkpoint.meta["epoch_start"]
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(checkpoint.meta["scaler"])
-        if self.setting.team.leads:
-            self.setting.run.truncate_metrics(checkpoint.meta["metrics_offset"])
+    def sound_snapshot(self) -> Checkpoint:
+        """The state as it is, if every number in it may be kept."""
+        snapshot = take_snapshot(self)
+        fault = unfit_to_save(snapshot)
+        if fault is not None:
+            self.crash(*fault)
+        return snapshot
 
     def leave_if_asked(self) -> None:
         """Save and leave when a signal asked for it, all processes together."""
@@ -277,12 +231,17 @@ class Trainer:
             self.save(best=False)
             raise Interrupted(
                 f"stopped at step {self.progress.step}, saved; go on with "
-                f"'quatsphere train --run-dir {self.setting.run.path} --resume'",
+                f"'quatsphere train --run-dir {shlex.quote(str(self.setting.run.path))} --resume'",
                 number or 15,
             )
 
     def test(self) -> dict[str, Any]:
-        """The test set, once, with the weights of the best validation accuracy."""
+        """The test set, once, with the weights of the best validation accuracy; a signal is obeyed, nothing saved."""
         best = load_best(self.setting.run.checkpoints)
         restore_weights(self.model, best.weights)
-        return evaluate(self.model, self.dataset, "test").report()
+
+        def watch(done: int, total: int) -> None:
+            if self.setting.stop.number:
+                raise Interrupted("stopped while testing; go on with --resume", self.setting.stop.number)
+
+        return evaluate(self.model, self.dataset, "test", progress=watch).report()

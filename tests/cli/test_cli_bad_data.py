@@ -1,0 +1,201 @@
+"""FAULTS "Data files" 1 to 10 reach the user: exit code 3, one line, no run folder (loaders have their own tests)."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quatsphere.data import cifar_files
+from quatsphere.data.cifar_files import CIFAR10
+
+Files = dict[str, bytes]
+Write = Callable[[Path, Mapping[str, bytes]], Path]
+GADGET = b"cos\nsystem\n(S'touch marker'\ntR."
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def idx_files() -> Files:
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    return {"train-images-idx3-ubyte": idx(images), "train-labels-idx1-ubyte": idx(np.arange(20, dtype=np.uint8) % 5)}
+
+
+def hostile_tar(member: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo(member)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    return buffer.getvalue()
+
+
+def bare_png(side: int) -> bytes:
+    """A header that promises side x side pixels, and no more."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    empty = b"\0\0\0\0IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + struct.pack(">I", zlib.crc32(header)) + empty
+
+
+def cifar_of_zeros(folder: Path, short: str | None) -> Path:
+    """Batch files of the official size, all zeros (and one too short): they cost no disk."""
+    folder.mkdir()
+    for file in CIFAR10.containers[0].files:
+        with open(folder / file.name, "wb") as empty:
+            empty.truncate(3_145_728 if file.name == short else file.size)
+    return folder
+
+
+CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
+    "1 nothing there": ("cifar10", lambda _: {"readme": b""}, r"no CIFAR-10 files in \S+ \(looked for data_batch_1 …"),
+    "1 no idx": ("idx", lambda _: {"readme": b""}, "no IDX files in"),
+    "2 truncated": (
+        "idx",
+        lambda _: idx_files() | {"train-images-idx3-ubyte": idx_files()["train-images-idx3-ubyte"][:-1]},
+        "has 1279 values, expected 1280; the copy is incomplete",
+    ),
+    "5 label": (
+        "idx",
+        lambda _: idx_files() | {"train-labels-idx1-ubyte": idx(np.array([0, 1] * 9 + [1, 200], np.uint8))},
+        "label 200 at index 19|class '2' has no",
+    ),
+    "5 rows": (
+        "idx",
+        lambda _: idx_files() | {"train-labels-idx1-ubyte": idx(np.zeros(19, np.uint8))},
+        "20 rows but 19 labels, first mismatch at index 19",
+    ),
+    "6 outside": (
+        "cifar10",
+        lambda _: {"cifar-10-binary.tar.gz": hostile_tar("../../evil")},
+        "refused: archive member",
+    ),
+    "6 absolute": ("cifar10", lambda _: {"cifar-10-binary.tar.gz": hostile_tar("/evil")}, "refused: archive member"),
+    "7 bomb": (
+        "idx",
+        lambda _: {
+            "train-images-idx3-ubyte.gz": gzip.compress(idx_files()["train-images-idx3-ubyte"] + bytes(10_000_000)),
+            "train-labels-idx1-ubyte": idx_files()["train-labels-idx1-ubyte"],
+        },
+        "holds more than the 1280 values its header promises",
+    ),
+    "8 empty": (
+        "folder",
+        lambda files: files | {"train/a/x.png": b""},
+        r"bad image train/a/x.png \(the file is empty\)",
+    ),
+    "8 text": ("folder", lambda files: files | {"train/a/x.png": b"hello"}, "not a PNG, JPEG or WebP image"),
+    "8 huge": ("folder", lambda files: files | {"train/a/x.png": bare_png(20_000)}, "more than 64000000 pixels"),
+    "9 one class": ("folder", lambda files: {k: v for k, v in files.items() if "/a/" in k}, "class"),
+    "9 other classes": ("folder", lambda files: files | {"test/d/0.png": files["test/a/0.png"]}, "'d'"),
+    "10 name": ("folder", lambda files: files | {"train/a/\udcff\n.png": b""}, r"bad image train/a/\\udcff\\n.png"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_data_is_one_line(
+    case: str, tmp_path: Path, class_files: Files, write: Write, tiny: list[str], fails: Callable[..., str]
+) -> None:
+    name, make, message = CASES[case]
+    root = write(tmp_path / "data", make(class_files))
+    fails(3, message, "train", *tiny, "--data.name", name, "--data.root", str(root), "--run-dir", "run")
+    fails(3, message, "data", "verify", name, "--data.root", str(root))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+    assert not (tmp_path.parent / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("short", "message"),
+    [
+        ("data_batch_3.bin", "data_batch_3.bin has 3145728 bytes, expected 30730000; the copy is incomplete"),
+        (None, "sha256 differs from the official data_batch_1.*; delete it and fetch again"),
+    ],
+)
+def test_2_and_3_damaged_cifar(
+    short: str | None, message: str, tmp_path: Path, tiny: list[str], fails: Callable[..., str]
+) -> None:
+    root = cifar_of_zeros(tmp_path / "cifar-10-batches-bin", short)
+    fails(3, message, "train", *tiny, "--data.name", "cifar10", "--data.root", str(root), "--run-dir", "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_4_a_gadget_is_refused(
+    tmp_path: Path, tiny: list[str], write: Write, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickled = CIFAR10.containers[1]
+    file = replace(pickled.files[0], size=len(GADGET), sha256=hashlib.sha256(GADGET).hexdigest())
+    one_file = replace(CIFAR10, containers=(replace(pickled, files=(file,)),))
+    monkeypatch.setitem(cifar_files.CIFARS, "cifar10", one_file)
+    root = write(tmp_path / "data", {"data_batch_1": GADGET})
+    words = ("train", *tiny, "--data.name", "cifar10", "--data.root", str(root), "--run-dir", "run")
+    fails(3, "refused: file asks for os.system; CIFAR needs only numpy arrays", *words)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_8_bad_images_can_be_skipped(
+    tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any], fails: Callable[..., str]
+) -> None:
+    root = str(write(tmp_path / "data", class_files | {"train/a/x.png": b"", "train/b/x.png": b"text"}))
+    words = ("data", "verify", "folder", "--root", root)
+    fails(3, r"and 1 more; .* pass --data.skip_bad 2 \(now 1\)", *words, "--data.skip_bad", "1")
+    verified = command(*words, "--data.skip_bad", "2", "--json")
+    assert verified.code == 0
+    report = json.loads(verified.out)
+    assert report["train"] == 18
+    assert [note[:16] for note in report["notes"] if "train/a/x.png" in note] == ["2 images skipped"]
+
+
+def test_8_unusual_images_are_read(
+    tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any]
+) -> None:
+    root = write(tmp_path / "data", class_files)
+    rng = np.random.default_rng(0)
+    for index, mode in enumerate(("CMYK", "RGBA", "LA", "L", "P", "I;16")):
+        noise = Image.fromarray(rng.integers(0, 256, (9, 7, 3), np.uint8))
+        image = Image.fromarray(rng.integers(0, 65535, (9, 7), np.uint16)) if mode == "I;16" else noise.convert(mode)
+        image.save(root / "train" / "a" / f"odd{index}.{'jpg' if mode == 'CMYK' else 'png'}")
+    verified = command("data", "verify", "folder", "--root", str(root), "--json")
+    assert verified.code == 0, verified.err
+    assert json.loads(verified.out)["train"] == 24
+
+
+def test_9_shared_images_are_said_loudly(
+    tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any], tiny: list[str]
+) -> None:
+    root = str(write(tmp_path / "data", class_files | {"test/a/9.png": class_files["train/a/0.png"]}))
+    verified = command("data", "verify", "folder", "--root", root)
+    assert verified.code == 0
+    assert "1 of 7 test images also in train, pixel for pixel" in verified.out
+    trained = command(
+        "train", *tiny, "--data.name=folder", f"--data.root={root}", "--train.batch_size=4", "--run-dir=run"
+    )
+    assert trained.code == 0, trained.err
+    assert "quatsphere: note: 1 of 7 test images also in train, pixel for pixel" in trained.err
+
+
+def test_10_loops_pipes_and_links_are_named(
+    tmp_path: Path, class_files: Files, write: Write, fails: Callable[..., str], tiny: list[str]
+) -> None:
+    loop = write(tmp_path / "loop", class_files)
+    (loop / "train" / "a" / "again").symlink_to(loop / "train")
+    pipe = write(tmp_path / "pipe", class_files)
+    os.mkfifo(pipe / "train" / "a" / "x.png")
+    for root, message in ((loop, "again"), (pipe, "train/a/x.png")):
+        fails(3, message, "train", *tiny, "--data.name=folder", f"--data.root={root}", "--run-dir=run")
+    fails(3, "no default place; pass --data.root", "train", *tiny, "--data.name=folder", "--run-dir=run")
+    fails(3, "no such file or folder: .*nowhere", "data", "preview", "folder", "--root", "nowhere")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,159 @@
+"""The presets are what they say: the paper's appendix field by field, matched budgets, and all of them train."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quatsphere.cli.settings import resolve
+from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
+from quatsphere.models import build_model
+from quatsphere.models.attention_net import attention_parameters
+from quatsphere.presets import LITE_BUDGET, PRESETS
+
+APPENDIX: list[tuple[str, str, Any]] = [
+    ("d 256", "model.dim", 256),
+    ("H 16", "model.heads", 16),
+    ("V_1 128", "model.base_vertices", 128),
+    ("L 5", "model.shells", 5),
+    ("batch 128", "train.batch_size", 128),
+    ("epochs 500", "train.epochs", 500),
+    ("patience 50", "train.patience", 50),
+    ("min delta 1e-4", "train.min_delta", 1e-4),
+    ("weight decay 0.05", "optim.weight_decay", 0.05),
+    ("one-cycle", "optim.schedule", "one_cycle"),
+    ("peak 1e-3", "optim.peak_lr", 1e-3),
+    ("warm-up 10 %", "optim.warmup", 0.1),
+    ("div 10", "optim.div", 10.0),
+    ("final div 100", "optim.final_div", 100.0),
+    ("position lr 5e-5", "optim.position_lr", 5e-5),
+    ("bound logits x3", "optim.bound_lr_factor", 3.0),
+    ("quaternion lr 2.5e-3", "optim.quaternion_lr", 2.5e-3),
+    ("quaternion lr constant", "optim.quaternion_schedule", "constant"),
+    ("Riemannian Adam", "optim.quaternion_optimizer", "riemannian_adam"),
+    ("label smoothing 0.1", "train.label_smoothing", 0.1),
+    ("attention dropout 0.1", "model.attention_dropout", 0.1),
+    ("output dropout 0.1", "model.output_dropout", 0.1),
+    ("smoothness 1e-3", "train.smoothness", 1e-3),
+    ("head diversity 1e-2", "train.head_diversity", 1e-2),
+    ("beta penalty 1e-5", "train.beta_penalty", 1e-5),
+    ("crop pad 4", "data.crop_pad", 4),
+    ("flip", "data.flip", True),
+    ("TrivialAugmentWide", "data.trivial_augment", True),
+    ("mixup off", "data.mixup", 0.0),
+    ("cutmix off", "data.cutmix", 0.0),
+    ("validation 5,000 of 50,000", "data.val_fraction", 0.1),
+    ("repulsion", "optim.repulsion", True),
+    ("repulsion k 8", "optim.repulsion_neighbours", 8),
+    ("repulsion every 10 batches", "optim.repulsion_every", 10),
+    ("repulsion to 40 %", "optim.repulsion_until", 0.4),
+    ("fp32", "train.precision", "fp32"),
+    ("compiled", "train.compile", True),
+    ("two rounds", "model.rounds", 2),
+    ("alignment", "model.routing", "alignment"),
+    ("sandwich", "model.transport", "sandwich"),
+    ("learned field", "model.field", "learned"),
+    ("learned bound", "model.bound", "learned"),
+    ("zero init", "model.zero_init", True),
+    ("sphere", "model.layout", "sphere"),
+    ("radii from 1.0", "model.outer_radius", 1.0),
+    ("radii to 0.4", "model.inner_radius", 0.4),
+    ("k by the budget", "model.neighbours", None),
+    ("quaternion pooling", "model.pooling", "quaternion"),
+]
+"""DESIGN section 6, "The appendix as config", and the choices of its section 3: phrase, field, value."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "paper-cifar10": {"data.name": "cifar10"},
+    "paper-cifar100": {"data.name": "cifar100", "optim.repulsion_neighbours": 16, "model.num_classes": 100},
+    "paper-attention": {"model.name": "attention", "train.patience": None, "model.dim": None, "model.heads": None},
+    "paper-flat": {"model.name": "attention", "model.layout": "plane", "train.patience": None},
+    "paper-resnet20": {"model.name": "resnet20", "model.width": 16, "train.patience": None},
+}
+BASELINE = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0, "model.rounds": 0, "model.positions": "frozen"}
+
+
+@functools.cache
+def preset(name: str) -> RunConfig:
+    config: RunConfig = resolve("train", ["--preset", name]).config
+    return config
+
+
+def value(config: RunConfig, key: str) -> Any:
+    group, field = key.split(".")
+    return getattr(getattr(config, group), field)
+
+
+@pytest.mark.parametrize(("phrase", "key", "expected"), APPENDIX, ids=[phrase for phrase, _, _ in APPENDIX])
+def test_the_appendix_field_by_field(phrase: str, key: str, expected: Any) -> None:
+    for name in ("paper-cifar10", "paper-cifar100"):
+        wanted = OTHERS[name].get(key, expected)
+        assert value(preset(name), key) == wanted, f"{name}: the paper has {phrase}"
+    if not key.startswith("model."):
+        for name in ("paper-attention", "paper-flat", "paper-resnet20"):
+            wanted = OTHERS[name].get(key, expected)
+            assert value(preset(name), key) == wanted, f"{name} shares the pipeline: {phrase}"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_each_paper_preset_changes(name: str) -> None:
+    config = preset(name)
+    for key, expected in OTHERS[name].items():
+        assert value(config, key) == expected
+    if config.model.name == "attention":
+        for key, expected in BASELINE.items():
+            assert value(config, key) == expected
+
+
+def test_the_appendix_table_is_whole() -> None:
+    """Every number of the paper's appendix that DESIGN lists stands here once."""
+    assert len({key for _, key, _ in APPENDIX}) == len(APPENDIX)
+    assert set(OTHERS) == {name for name in PRESETS if name.startswith("paper-")}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "demo"])
+def test_every_preset_trains_three_steps(
+    name: str, class_folder: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    words = f"--preset {name} --data.name folder --data.root {class_folder} --data.train_limit 6 --train.batch_size 2"
+    words += " --train.epochs 1 --train.compile false --run-dir run --json"
+    if preset(name).model.name == "qsv":
+        words += " --model.backend factored"
+    trained = command("train", *words.split())
+    assert trained.code == 0, trained.err
+    result = json.loads(trained.out)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == 3
+    losses = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["train"]
+    assert all(isinstance(loss, float) for loss in losses.values())
+
+
+def parameters(config: RunConfig) -> int:
+    return sum(parameter.numel() for parameter in build_model(config.model).parameters())
+
+
+def test_lite_baselines_fill_the_budget_and_no_more() -> None:
+    assert parameters(preset("lite")) == LITE_BUDGET
+    for name in ("lite-attention", "lite-flat"):
+        model = build_model(preset(name).model)
+        assert isinstance(model.config, AttentionConfig)
+        assert model.config.dim is not None
+        assert parameters(preset(name)) <= LITE_BUDGET
+        assert attention_parameters(model.config, model.config.dim + 8) > LITE_BUDGET
+    resnet = preset("lite-resnet20")
+    assert isinstance(resnet.model, ResNet20Config)
+    assert parameters(resnet) <= LITE_BUDGET
+    wider = replace(resnet, model=replace(resnet.model, width=resnet.model.width + 1))
+    assert parameters(wider) > LITE_BUDGET
+
+
+def test_lite_presets_differ_in_the_model_alone() -> None:
+    lite = preset("lite")
+    for name in ("lite-attention", "lite-flat", "lite-resnet20"):
+        other = preset(name)
+        assert (other.data, other.optim, other.train) == (lite.data, lite.optim, lite.train)

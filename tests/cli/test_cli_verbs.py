@@ -1,0 +1,182 @@
+"""evaluate, predict, info and data: what a script reads, images of any size, and runs that cannot be used."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from quatsphere.presets import LITE_BUDGET
+
+Command = Callable[..., Any]
+
+
+def test_evaluate_gives_what_training_gave(tiny_run: Path, command: Command) -> None:
+    ended = command("evaluate", str(tiny_run), "--json")
+    assert ended.code == 0
+    assert ended.err == ""
+    report = json.loads(ended.out)
+    stored = json.loads((tiny_run / "result.json").read_text())
+    assert report["split"] == "test"
+    assert report["step"] == stored["best_step"]
+    assert {name: report[name] for name in stored["test"]} == stored["test"]
+    assert np.array(report["confusion"]).sum() == report["images"] == 359
+    assert set(report) >= {"accuracy", "per_class", "confusion", "nll", "ece"}
+    val = json.loads(command("evaluate", str(tiny_run), "--split", "val", "--json").out)
+    assert val["accuracy"] == stored["val_accuracy"]
+
+
+def test_evaluate_for_people(tiny_run: Path, command: Command) -> None:
+    text = command("evaluate", str(tiny_run), "--split", "train").out
+    assert "train images, step" in text
+    assert all(f"│ {digit} " in text for digit in range(10))
+    assert text.splitlines()[-1].startswith("train accuracy 0.")
+
+
+def test_evaluate_refuses_other_data(tiny_run: Path, class_folder: Path, tmp_path: Path, fails: Command) -> None:
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    text = (run / "config.yaml").read_text().replace("name: digits", "name: folder")
+    (run / "config.yaml").write_text(text)
+    words = ("evaluate", "run", "--data.root", str(class_folder))
+    fails(4, "the data is not what the run was trained on .* name the right files with --data.root", *words)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_runs_that_cannot_be_opened(verb: str, tiny_run: Path, tmp_path: Path, fails: Command) -> None:
+    rest = ["x.png"] if verb == "predict" else []
+    fails(4, r"no run in nowhere \(looked for config.yaml\); name the folder of a run", verb, "nowhere", *rest)
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    for text, message in (
+        ("", "not the settings of a run"),
+        ("model: 3", "not the settings of a run"),
+        (config.replace("name: qsv", "name: vit"), "not the settings of a run .*vit"),
+        (config.replace("epochs: 1", "epochs: 0"), "epochs must be >= 1"),
+        (config.replace("  epochs: 1\n", "  epochs: 1\n  extra: 1\n"), "extra"),
+    ):
+        (run / "config.yaml").write_text(text)
+        fails(4, message, verb, "run", *rest)
+    (run / "config.yaml").write_text(config)
+    shutil.rmtree(run / "checkpoints")
+    fails(4, "run 'run' has no checkpoint yet; train it first", verb, "run", *rest)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[str]:
+    """Image files of many sizes, modes and formats."""
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(0, 256, (50, 80, 3), np.uint8))
+    images = {
+        "wide.jpg": colour,
+        "tall.png": colour.transpose(Image.Transpose.ROTATE_90),
+        "grey.png": colour.convert("L"),
+        "alpha.png": colour.convert("RGBA"),
+        "palette.png": colour.convert("P"),
+        "same.webp": colour.resize((8, 8)),
+        "dot.png": colour.resize((1, 1)),
+        "a name with späces.png": colour,
+    }
+    for name, image in images.items():
+        image.save(tmp_path / name)
+    return list(images)
+
+
+def test_predict_takes_images_of_any_size(tiny_run: Path, pictures: list[str], command: Command) -> None:
+    ended = command("predict", str(tiny_run), *pictures, "--json", "--top", "10")
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert [row["file"] for row in rows] == pictures
+    for row in rows:
+        assert len(row["classes"]) == 10
+        assert sum(row["classes"].values()) == pytest.approx(1, abs=1e-5)
+        assert list(row["classes"].values()) == sorted(row["classes"].values(), reverse=True)
+    lines = command("predict", str(tiny_run), *pictures).out.splitlines()
+    assert all(line.startswith(f"{name}  ") for line, name in zip(lines, pictures, strict=True))
+    assert all(len(line.removeprefix(name).split()) == 6 for line, name in zip(lines, pictures, strict=True))
+
+
+def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: Command) -> None:
+    """A data set's own images, saved as files, get the answers that evaluation counts."""
+    from quatsphere.cli.trained import open_run
+    from quatsphere.data import load_dataset
+    from quatsphere.train.evaluation import predict_logits
+
+    dataset = load_dataset("digits", train_limit=64)
+    trained = open_run(str(tiny_run))
+    names = [f"{i}.png" for i in range(70)]
+    for name, image in zip(names, dataset.test.images, strict=False):
+        Image.fromarray(image[0].numpy()).save(tmp_path / name)
+    expected = predict_logits(trained.model, dataset, dataset.test.images[:70]).softmax(1)
+    rows = command("predict", str(tiny_run), *names, "--json", "--top", "10").out.splitlines()
+    found = torch.tensor([[json.loads(row)["classes"][label] for label in dataset.classes] for row in rows])
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_predict_refuses_what_is_no_image(tiny_run: Path, tmp_path: Path, pictures: list[str], fails: Command) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "tall.png").read_bytes()[:200])
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, reason in (
+        ("text.png", "not a PNG, JPEG or WebP image"),
+        ("empty.png", "the file is empty"),
+        ("cut.png", "truncated|broken"),
+        ("pipe.png", "not a regular file"),
+        ("missing.png", "No such file or directory"),
+        (".", "not a regular file|directory"),
+    ):
+        fails(3, rf"cannot read {name} \(.*({reason}).*\); give a PNG", "predict", str(tiny_run), pictures[0], name)
+
+
+def test_info_for_scripts_and_people(command: Command) -> None:
+    ended = command("info", "--preset", "lite", "--model.backend=factored", "--batch", "4", "--json")
+    assert ended.code == 0, ended.err
+    facts = json.loads(ended.out)
+    assert facts["parameters"] == sum(facts["parts"].values()) == sum(facts["roles"].values()) == LITE_BUDGET
+    assert facts["memory_bytes"] > 16 * facts["parameters"]
+    assert {"device", "processor", "threads", "versions", "commit", "backend", "backend_reason"} <= set(facts)
+    words = ["--model.name", "attention", "--model.dim", "16", "--model.base_vertices", "16", "--model.shells", "2"]
+    text = command("info", *words).out
+    assert "attention: parameters by part" in text
+    assert "GiB to train at batch 128" in text
+    assert "projections" in text
+
+
+def test_data_verify_for_scripts(class_folder: Path, command: Command) -> None:
+    ended = command("data", "verify", "folder", "--data.root", str(class_folder), "--data.image_size", "16", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert (report["train"], report["test"], report["shape"]) == (18, 6, [3, 16, 16])
+    assert report["classes"] == ["a", "b", "c"]
+    assert len(report["fingerprint"]) == 64
+    text = command("data", "verify", "digits").out
+    assert "fingerprint" in text
+    assert json.loads(command("data", "verify", "digits", "--json").out)["train"] == 1797
+
+
+@pytest.mark.parametrize("words", ["digits", "digits --layout plane --index 7", "folder"])
+def test_data_preview_draws(words: str, class_folder: Path, tmp_path: Path, command: Command) -> None:
+    rest = words.split() + (["--root", str(class_folder)] if words == "folder" else [])
+    ended = command("data", "preview", *rest, "-o", "seen here.png")
+    assert ended.code == 0, ended.err
+    assert ended.out == "seen here.png\n"
+    with Image.open(io.BytesIO((tmp_path / "seen here.png").read_bytes())) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 900
+        assert 300 < picture.height < picture.width
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+
+
+def test_data_preview_mistakes(fails: Command, tmp_path: Path) -> None:
+    fails(2, r"--index must lie in 0\.\.1294: got 5000", "data", "preview", "digits", "--index", "5000")
+    fails(6, "missing/x.png|No such file", "data", "preview", "digits", "-o", "missing/x.png")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,128 @@
+"""Pictures: they draw whatever the names are, nothing is cut off, and the shell shows the image and not its mirror."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from quatsphere.report import pictures, vertices
+
+NAMES = [
+    r"$\frac$",
+    "a very long class name that never ends",
+    "猫",
+    "<script>",
+    "x_1^2",
+    "\\",
+    "a\nb",
+    "",
+    "$",
+    "z",
+]
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def draw(figure: Figure) -> np.ndarray:
+    """The picture as RGB pixels."""
+    with Image.open(io.BytesIO(pictures.to_png(figure))) as picture:
+        assert picture.format == "PNG"
+        return np.asarray(picture.convert("RGB"))
+
+
+def sphere(count: int, radius: float = 1.0) -> np.ndarray:
+    points = RNG.normal(size=(count, 3))
+    return radius * points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("channels", "dimensions"), [(1, 2), (2, 3), (3, 3), (4, 2)])
+def test_preview(channels: int, dimensions: int) -> None:
+    shown = 3 if channels == 4 else 1 if channels == 2 else channels
+    places = RNG.uniform(-1.2, 1.2, (16, 25, 2))
+    samples = RNG.random((16, 25, channels))
+    positions = sphere(16) if dimensions == 3 else RNG.uniform(-1, 1, (16, 2))
+    figure = pictures.preview(RNG.random((shown, 8, 8)), places, samples, positions, r"a $\bad$ title" * 9)
+    pixels = draw(figure)
+    assert pixels.shape[1] > 900
+
+
+@pytest.mark.parametrize("count", [2, 10, 100])
+def test_confusion(count: int) -> None:
+    names = (NAMES * 10)[:count]
+    figure = pictures.confusion(RNG.integers(0, 50, (count, count)), names)
+    assert max(draw(figure).shape) < 2600
+
+
+def test_confusion_of_nothing() -> None:
+    draw(pictures.confusion(np.zeros((3, 3), int), NAMES[:3]))
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_predictions(count: int) -> None:
+    truth, said = (NAMES * 3)[:count], (NAMES[::-1] * 3)[:count]
+    draw(pictures.predictions(RNG.random((count, 3, 8, 8)), truth, said, [0.5] * count))
+
+
+def test_predictions_of_nothing() -> None:
+    draw(pictures.predictions(np.empty((0, 3, 8, 8)), [], [], []))
+
+
+def test_shells_share_one_scale() -> None:
+    positions = [sphere(8), sphere(12, 0.4)]
+    draw(pictures.shells(positions, [RNG.random(8), 5 + RNG.random(12)], "token norm"))
+    draw(pictures.shells([RNG.uniform(-1, 1, (8, 2))], [np.ones(8)], "token norm"))
+
+
+def test_curves_of_one_epoch_and_many() -> None:
+    for epochs in (1, 2, 50):
+        records: list[dict[str, Any]] = [
+            {"epoch": 1 + i, "train": {"loss": 1.0, "accuracy": 0.5}, "val_accuracy": 0.4} for i in range(epochs)
+        ]
+        figure = pictures.curves(records)
+        draw(figure)
+        ticks = [float(tick) for axes in figure.axes for tick in axes.get_xticks()]
+        assert all(tick == round(tick) for tick in ticks)
+
+
+def test_names_are_text_and_not_formulas() -> None:
+    assert pictures.plain("$x$") == r"\$x\$"
+    assert pictures.plain("a\nb") == "a b"
+    assert pictures.plain("x" * 100) == "x" * 23 + "…"
+
+
+def test_the_shell_shows_the_image_and_not_its_mirror() -> None:
+    """Longitude 0 faces the eye, longitude grows to the right, image rows go down."""
+    towards, across, upwards = vertices._camera()
+    on_screen = {"centre": [1, 0, 0], "right": [0.7, 0, 0.7], "left": [0.7, 0, -0.7], "top": [0.7, -0.7, 0]}
+    place = {name: np.array([p[0], p[2], -p[1]], float) for name, p in on_screen.items()}
+    assert place["centre"] @ towards > 0.8
+    assert place["right"] @ across > place["centre"] @ across > place["left"] @ across
+    assert place["top"] @ upwards > place["centre"] @ upwards
+    assert np.allclose(np.cross(across, upwards), towards)
+
+
+def test_nothing_is_cut_off() -> None:
+    """The border of every picture is white: no text or dot runs into it."""
+    figures = [
+        pictures.confusion(np.eye(10, dtype=int), NAMES),
+        pictures.preview(RNG.random((3, 8, 8)), np.zeros((4, 25, 2)), RNG.random((4, 25, 3)), sphere(4), "t" * 60),
+        pictures.shells([sphere(8)], [RNG.random(8)], "norm"),
+        pictures.predictions(RNG.random((8, 3, 8, 8)), NAMES[:8], NAMES[:8], [0.5] * 8),
+    ]
+    for figure in figures:
+        pixels = draw(figure)
+        border = np.concatenate((pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
+        assert (border > 250).all()

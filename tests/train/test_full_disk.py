@@ -1,0 +1,185 @@
+"""Disks and memories that run out: the run waits or ends with a reason, and what was saved stays."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import Process, tiny_config, trace_of
+
+from quatsphere.config import RunConfig
+from quatsphere.errors import QuatsphereError, ResourceError
+from quatsphere.files.checkpoint import load_last_good
+from quatsphere.train import Choices, Progress, Reporter, keeper, train
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+ROOM_FOR_LINES = 20_000
+"""Bytes that a line of metrics or a manifest stays below, and tensors do not."""
+
+
+def config(**more: Any) -> RunConfig:
+    return tiny_config(**{"epochs": 2, "checkpoint_steps": 1} | more)
+
+
+@pytest.fixture(scope="module")
+def trace(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(config(), folder / "run")
+    return trace_of(folder / "run")
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+class FullDisk(Reporter):
+    """The disk takes no more tensors from a step on; after some complaints there is room again."""
+
+    def __init__(self, step: int, complaints: int) -> None:
+        self.at, self.complaints = step, complaints
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        if progress.step == self.at:
+            limit_files(ROOM_FOR_LINES)
+
+    def note(self, message: str) -> None:
+        print(message)
+        self.complaints -= 1
+        if self.complaints == 0:
+            limit_files(resource.RLIM_INFINITY)
+
+
+def life(run: Path, reporter: Reporter, retry: float) -> Process:
+    """A run with this reporter in a process of its own: its limits are its own too."""
+
+    def work() -> int:
+        keeper.RETRY_SECONDS = retry
+        try:
+            train(config(), run, reporter=reporter)
+        except QuatsphereError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    return Process(work, run.with_name("log"))
+
+
+@pytest.mark.parametrize("step", [1, 4, 6])
+def test_a_full_disk_pauses_the_run(step: int, trace: dict[str, Any], tmp_path: Path) -> None:
+    process = life(tmp_path / "run", FullDisk(step, 3), retry=0.05)
+    assert process.wait() == 0, process.text
+    said = process.text.splitlines()
+    assert len(said) == 3
+    kept = "" if step == 1 else f"step {step - 1} kept; "
+    assert " free on " in said[0]
+    assert said[0].startswith("checkpoint needs ")
+    assert said[0].endswith(f"; {kept}free some space; training paused, retrying every 0.05 s (Ctrl-C to stop)")
+    assert trace_of(tmp_path / "run") == trace
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], tmp_path: Path) -> None:
+    process = life(tmp_path / "run", FullDisk(6, -1), retry=60)
+    process.wait_until(lambda: process.log.exists() and "training paused" in process.text)
+    begin = time.monotonic()
+    process.send(number)
+    assert process.wait() == code, process.text
+    assert time.monotonic() - begin < 5
+    last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert last is not None
+    assert last.step == 5
+    train(config(), tmp_path / "run", Choices(resume=True))
+    assert trace_of(tmp_path / "run") == trace
+
+
+class OutOfMemory(Reporter):
+    """From the start on the process may have little more memory than it has."""
+
+    def start(self, facts: dict[str, Any]) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        more = pages * resource.getpagesize() + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (more, more))
+
+
+def test_out_of_memory_says_how_much_a_step_needs(tmp_path: Path) -> None:
+    big = config(model={"dim": 128, "base_vertices": 256, "neighbours": 16}, batch_size=64, checkpoint_steps=None)
+
+    def work() -> int:
+        try:
+            train(big, tmp_path / "run", reporter=OutOfMemory())
+        except ResourceError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    process = Process(work, tmp_path / "log")
+    assert process.wait() == 6, process.text
+    assert "out of memory at batch size 64" in process.text
+    assert "the last checkpoint is intact" in process.text
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; skipped where this user may not mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+class Filler(Reporter):
+    """Fills a disk to a level after a step; empties it at the first complaint."""
+
+    def __init__(self, disk: Path, step: int, left: int) -> None:
+        self.disk, self.at, self.left = disk, step, left
+        self.said: list[str] = []
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        if progress.step == self.at:
+            import os
+
+            system = os.statvfs(self.disk)
+            free = system.f_bavail * system.f_frsize
+            (self.disk / "filler").write_bytes(bytes(max(0, free - self.left)))
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+        (self.disk / "filler").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_thirty_levels_of_a_full_disk(
+    trace: dict[str, Any], small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G5: whatever the level at which the disk is full, the previous checkpoint loads and the end is the same."""
+    monkeypatch.setattr(keeper, "RETRY_SECONDS", 0.05)
+    paused = 0
+    for level in range(30):
+        filler = Filler(small_disk, 5, level * 16_384)
+        run = small_disk / f"run-{level}"
+        train(config(), run, reporter=filler)
+        found = trace_of(run)
+        if any("no space for metrics" in said for said in filler.said):
+            assert len(found["metrics"]) == 1
+            found["metrics"] = trace["metrics"]
+        assert found == trace
+        paused += any("training paused" in said for said in filler.said)
+        subprocess.run(["rm", "-rf", run], check=True)
+        (small_disk / "filler").unlink(missing_ok=True)
+    assert paused > 10
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_for_the_checkpoints_is_refused_at_the_start(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(3_900_000))
+    with pytest.raises(ResourceError, match="no room for 4 checkpoints"):
+        train(config(), small_disk / "run")

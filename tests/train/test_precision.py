@@ -1,0 +1,60 @@
+"""Lower precision, compiled models and other optimisers go through the same loop."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import tiny_config, trace_of
+
+from quatsphere.train import train
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def three_steps(**more: Any) -> dict[str, Any]:
+    few = {"train_limit": 30, "val_fraction": 0.02, "test_fraction": 0.02}
+    return {"epochs": 1, "batch_size": 10, "data": few} | more
+
+
+def first_losses(run: Path, **more: Any) -> dict[str, float]:
+    train(tiny_config(**three_steps(**more)), run)
+    losses: dict[str, float] = trace_of(run)["metrics"][0]["train"]
+    return losses
+
+
+@pytest.fixture(scope="module")
+def exact(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return first_losses(tmp_path_factory.mktemp("exact") / "run")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 2e-2), ("fp16", 5e-3)])
+def test_autocast_trains_and_stays_close(
+    precision: str, tolerance: float, exact: dict[str, float], tmp_path: Path
+) -> None:
+    losses = first_losses(tmp_path / "run", precision=precision)
+    assert losses["loss"] == pytest.approx(exact["loss"], rel=tolerance)
+    assert losses["loss"] != exact["loss"]
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [
+        {"quaternion_optimizer": "adamw_renormalise"},
+        {"quaternion_schedule": "annealed", "schedule": "constant", "repulsion": False},
+    ],
+)
+def test_the_optimisation_arms_train(optim: dict[str, Any], exact: dict[str, float], tmp_path: Path) -> None:
+    losses = first_losses(tmp_path / "run", optim=optim)
+    assert math.isfinite(losses["loss"])
+    assert losses["loss"] != exact["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
+def test_a_compiled_model_trains_the_same(exact: dict[str, float], tmp_path: Path) -> None:
+    losses = first_losses(tmp_path / "run", compile=True, deterministic=False)
+    assert losses == pytest.approx(exact, rel=1e-3)

@@ -1,0 +1,206 @@
+"""Which starts are accepted, which refused and how: run folders, settings, data."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of
+
+from quatsphere.cli import main
+from quatsphere.config import ResNet20Config, RunConfig
+from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.files.checkpoint import Checkpoint
+from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.train import Choices, Reporter, train
+from quatsphere.train.identity import circumstances
+from quatsphere.train.same_run import say_what_changed
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+RESUME = Choices(resume=True)
+
+
+def config(**more: Any) -> RunConfig:
+    return tiny_config(**{"epochs": 1} | more)
+
+
+@pytest.fixture(scope="module")
+def finished(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    tiny_run(run, config())
+    return run
+
+
+def state_of(folder: Path) -> dict[str, int]:
+    """Every file with the time of its last change."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_exists_is_never_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = state_of(finished)
+    assert main(as_words(config(), finished)) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1] == "quatsphere: error: run 'run' exists (epoch 1 of 1); use --resume or another name"
+    assert state_of(finished) == before
+
+
+def test_a_finished_run_says_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = state_of(finished)
+    assert main(as_words(config(), finished, "--resume")) == 0
+    said = capsys.readouterr()
+    assert "run 'run' is finished" in said.err
+    assert "test accuracy 0." in said.out
+    assert state_of(finished) == before
+
+
+def test_resume_without_a_run_starts(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(as_words(config(), tmp_path / "run", "--resume")) == 0
+    assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().err
+    assert trace_of(tmp_path / "run") == trace_of(finished)
+
+
+OTHERS = {
+    "model.dim: 32 in the run, 64 now": {"model": {"dim": 64}},
+    "model.routing: 'alignment' in the run, 'uniform' now": {"model": {"routing": "uniform"}},
+    "optim.peak_lr: 0.001 in the run, 0.5 now": {"optim": {"peak_lr": 0.5}},
+    "train.epochs: 1 in the run, 2 now": {"epochs": 2},
+    "train.seed: 42 in the run, 1 now": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("difference", OTHERS)
+def test_another_configuration_is_another_run(
+    difference: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = half_done(finished, tmp_path)
+    before = state_of(unfinished)
+    other = config(**OTHERS[difference])
+    assert main(as_words(other, unfinished, "--resume")) == 2
+    assert difference in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=difference.replace(".", r"\.")):
+        train(other, unfinished, RESUME)
+    assert state_of(unfinished).keys() - before.keys() <= {str(unfinished / ".lock")}
+
+
+def half_done(finished: Path, folder: Path) -> Path:
+    """A copy of a run that lacks its result."""
+    import shutil
+
+    shutil.copytree(finished, folder / "run")
+    (folder / "run" / "result.json").unlink()
+    return folder / "run"
+
+
+def test_another_model_is_another_run(finished: Path, tmp_path: Path) -> None:
+    unfinished = half_done(finished, tmp_path)
+    other = RunConfig(config().data, ResNet20Config(width=4), config().optim, config().train)
+    with pytest.raises(ConfigError, match=r"model\.name: 'qsv' in the run, 'resnet20' now"):
+        train(other, unfinished, RESUME)
+
+
+def test_some_settings_may_change(finished: Path, tmp_path: Path) -> None:
+    unfinished = half_done(finished, tmp_path)
+    other = config(checkpoint_steps=3, keep=5, checkpoint_seconds=7.0)
+    train(other, unfinished, RESUME)
+    assert read_yaml(unfinished / "config.yaml")["train"]["keep"] == 5
+    assert trace_of(unfinished) == trace_of(finished)
+
+
+def test_sizes_that_the_data_decides_need_not_be_asked_for(finished: Path, tmp_path: Path) -> None:
+    unfinished = half_done(finished, tmp_path)
+    train(config(model={"image_size": 32, "in_channels": 3}), unfinished, RESUME)
+    assert trace_of(unfinished) == trace_of(finished)
+
+
+REFUSED = {
+    "train.batch_size must not exceed the 64 training images": {"batch_size": 65},
+    "no test images are left": {"data": {"test_fraction": 0.0}},
+    "cannot be used": {"device": "cuda:99"},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_nothing_is_written_before_everything_is_checked(message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config(**REFUSED[message]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_is_looked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"quatsphere\[track\]"):
+        train(config(tensorboard=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    folder.mkdir(exist_ok=True)
+    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+        head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+        (folder / f"train-{kind}-ubyte").write_bytes(head + values.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def own_data(tmp_path: Path) -> tuple[RunConfig, Path]:
+    """A data set in files that a test may change, and a configuration that reads it."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    few = slice(0, 300)
+    write_idx(tmp_path / "data", digits.images[few] * 15, digits.target[few])
+    return config(data={"name": "idx", "root": str(tmp_path / "data")}, epochs=2), tmp_path / "data"
+
+
+class StopAfterFirstEpoch(Reporter):
+    def epoch(self, record: dict[str, Any]) -> None:
+        if record["epoch"] == 1:
+            raise KeyboardInterrupt
+
+
+def test_changed_data_is_refused_unless_accepted(
+    own_data: tuple[RunConfig, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sklearn.datasets import load_digits
+
+    settings, folder = own_data
+    settings = change(settings, "train", checkpoint_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "run", reporter=StopAfterFirstEpoch())
+    digits = load_digits()
+    images = digits.images[:300] * 15
+    images[0, 0, 0] += 1
+    write_idx(folder, images, digits.target[:300])
+    assert main(as_words(settings, tmp_path / "run", "--resume")) == 4
+    assert "the data changed since this run started" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="--accept-data-change"):
+        train(settings, tmp_path / "run", RESUME)
+    assert main(as_words(settings, tmp_path / "run", "--resume", "--accept-data-change")) == 0
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_data_may_move(own_data: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    settings, folder = own_data
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "run", reporter=StopAfterFirstEpoch())
+    folder.rename(tmp_path / "elsewhere")
+    train(change(settings, "data", root=str(tmp_path / "elsewhere")), tmp_path / "run", RESUME)
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_changed_circumstances_are_said_in_one_line() -> None:
+    said: list[str] = []
+    same = Checkpoint(1, {}, {}, {"circumstances": circumstances(1)})
+    say_what_changed(same, 1, said.append)
+    assert said == []
+    say_what_changed(same, 2, said.append)
+    older = Checkpoint(1, {}, {}, {"circumstances": {**circumstances(1), "torch": "1.0"}})
+    say_what_changed(older, 1, said.append)
+    assert said == [
+        "bit-identity is not promised, the checkpoint was written elsewhere (processes 1 -> 2)",
+        f"bit-identity is not promised, the checkpoint was written elsewhere (torch 1.0 -> {torch.__version__})",
+    ]

@@ -1,0 +1,315 @@
+"""Two gloo processes are one run: the same gradients, the same order, and if one dies the other says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of
+from torch import Tensor
+
+from quatsphere.cli import main
+from quatsphere.config import ResNet20Config, RunConfig
+from quatsphere.errors import ConfigError, DistributedError
+from quatsphere.files.checkpoint import load_last_good
+from quatsphere.files.run_folder import RunFolder
+from quatsphere.models import build_model
+from quatsphere.train import Reporter, train
+from quatsphere.train.batches import Batch
+from quatsphere.train.parallel import Team, join_team
+from quatsphere.train.run import fit_to_data, load_data
+from quatsphere.train.setting import Setting
+from quatsphere.train.signals import StopSwitch
+from quatsphere.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def config(**more: Any) -> RunConfig:
+    return tiny_config(**{"epochs": 2, "checkpoint_steps": 1} | more)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def start_team(work: Callable[[int], int | None], folder: Path, **environment: str) -> list[Process]:
+    """`work(rank)` in two processes with the environment that torchrun gives."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    environment = {"QUATSPHERE_TIMEOUT": "60", **place, **environment}
+
+    def begin(rank: int) -> Process:
+        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return Process(lambda: work(rank), folder / f"rank-{rank}.log", **own)
+
+    return [begin(rank) for rank in (0, 1)]
+
+
+def run_team(settings: RunConfig, run: Path, *more: str, **environment: str) -> list[Process]:
+    """`quatsphere train` as torchrun starts it."""
+    return start_team(lambda rank: main(as_words(settings, run, *more)), run.parent, **environment)
+
+
+def codes(team: list[Process]) -> list[int]:
+    return [process.wait() for process in team]
+
+
+def texts(team: list[Process]) -> str:
+    return "\n".join(process.text for process in team)
+
+
+def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool) -> Trainer:
+    """A trainer that writes nothing; `double` computes everything in float64."""
+    dataset = load_data(settings.data, print)
+    settings = fit_to_data(settings, dataset)
+    setting = Setting(RunFolder(folder), team, torch.device("cpu"), Reporter(), StopSwitch())
+    model = build_model(settings.model)
+    trainer = Trainer(settings, dataset, model.double() if double else model, setting)
+    if double:
+        exact = trainer.batches.batch
+
+        def batch(*words: Any) -> Batch:
+            made = exact(*words)
+            return replace(made, images=made.images.double(), targets=made.targets.double())
+
+        trainer.batches.batch = batch  # type: ignore[method-assign]
+    return trainer
+
+
+def train_steps(trainer: Trainer, count: int) -> None:
+    """Steps without validation and files."""
+    progress = trainer.progress
+    for _ in range(count):
+        trainer.train_step(progress.step_in_epoch)
+        if progress.step_in_epoch == trainer.batches.steps:
+            trainer.auxiliary.remember()
+            progress.epoch += 1
+            progress.begin_epoch()
+
+
+def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """|found - expected| / |expected| over all tensors as one vector."""
+    assert found.keys() == expected.keys()
+    pairs = [(found[name], value) for name, value in expected.items() if value.is_floating_point()]
+    difference = torch.stack([(a - b).double().square().sum() for a, b in pairs]).sum()
+    return float((difference / torch.stack([b.double().square().sum() for _, b in pairs]).sum()).sqrt())
+
+
+def gradients(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("steps", "double", "tolerance"), [(1, False, 1e-6), (20, True, 1e-9)], ids=["one float32", "twenty float64"]
+)
+def test_two_processes_compute_what_one_does(steps: int, double: bool, tolerance: float, tmp_path: Path) -> None:
+    """G14. 33 images in steps of 16 leave one image for the last step, so one process has none."""
+    settings = config(data={"train_limit": 33, "mixup": 0.2}, epochs=7)
+
+    def work(rank: int) -> None:
+        with join_team() as team:
+            trainer = make_trainer(settings, tmp_path, team, double=double)
+            train_steps(trainer, steps)
+            facts = (gradients(trainer), dict(trainer.model.state_dict()), trainer.progress.sums)
+            torch.save(facts, tmp_path / f"{rank}.pt")
+
+    team = start_team(work, tmp_path)
+    assert codes(team) == [0, 0], texts(team)
+    alone = make_trainer(settings, tmp_path, Team(), double=double)
+    train_steps(alone, steps)
+    assert len(alone.batches.samples(0, 2)) == 1
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert distance(first[0], gradients(alone)) < tolerance
+    if double:
+        assert distance(first[1], dict(alone.model.state_dict())) < tolerance
+    assert first[2] == second[2] == pytest.approx(alone.progress.sums, rel=1e-5)
+    assert all(torch.equal(first[1][name], value) for name, value in second[1].items())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run of two processes that nothing happened to."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    team = run_team(config(), run)
+    assert codes(team) == [0, 0], texts(team)
+    assert "test accuracy" in team[0].text
+    assert team[1].text == ""
+    return trace_of(run)
+
+
+def test_a_run_of_two_is_close_to_a_run_of_one(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    train(config(), tmp_path / "run")
+    alone = trace_of(tmp_path / "run")
+    for found, expected in zip(undisturbed["metrics"], alone["metrics"], strict=True):
+        assert found["train"] == pytest.approx(expected["train"], rel=1e-3)
+        assert found["learning_rates"] == expected["learning_rates"]
+        assert found["val_accuracy"] == pytest.approx(expected["val_accuracy"], abs=0.03)
+    assert undisturbed["result"]["parameters"] == alone["result"]["parameters"]
+
+
+def test_a_killed_process_is_missed_and_the_run_goes_on(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """The other ends with exit code 7 in seconds; together they resume to the undisturbed result, bit for bit."""
+    run = tmp_path / "run"
+    team = run_team(config(), run)
+    team[0].wait_until(has_step(run, 2))
+    team[1].send(signal.SIGKILL)
+    begin = time.monotonic()
+    assert codes(team) == [7, -signal.SIGKILL], texts(team)
+    assert time.monotonic() - begin < 15
+    assert "quatsphere: error: another process is gone (" in team[0].text
+    assert "start again with --resume" in team[0].text
+    again = run_team(config(), run, "--resume")
+    assert codes(again) == [0, 0], texts(again)
+    assert trace_of(run) == undisturbed
+
+
+def test_a_signal_to_one_stops_both(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    team = run_team(config(), run)
+    team[0].wait_until(has_step(run, 1))
+    team[1].send(signal.SIGTERM)
+    assert codes(team) == [143, 143], texts(team)
+    last = load_last_good(run / "checkpoints", pytest.fail)
+    assert last is not None
+    assert f"stopped at step {last.step}, saved" in team[0].text
+    again = run_team(config(), run, "--resume")
+    assert codes(again) == [0, 0], texts(again)
+    assert trace_of(run) == undisturbed
+
+
+def test_different_settings_are_noticed_at_the_start(tmp_path: Path) -> None:
+    settings = [config(), config(seed=43)]
+    team = start_team(lambda rank: main(as_words(settings[rank], tmp_path / "run")), tmp_path)
+    assert codes(team) == [7, 7], texts(team)
+    assert "rank 1 has another configuration than rank 0" in team[0].text
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_stops_the_first_stops_all(tmp_path: Path) -> None:
+    """Rank 0 alone knows the folder: its refusal must reach the others before they wait for gradients."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "letter.txt").touch()
+    team = run_team(config(), tmp_path / "run")
+    assert codes(team) == [2, 7], texts(team)
+    assert "holds other files and no run" in team[0].text
+    assert "rank 0 stopped: " in team[1].text
+
+
+def test_alone_everything_is_trivial() -> None:
+    with join_team() as team:
+        assert (team.rank, team.world, team.leads) == (0, 1, True)
+        assert team.any(True)
+        assert not team.any(False)
+        assert team.lead(lambda: "done") == "done"
+        assert torch.equal(team.sum(torch.ones(2)), torch.ones(2))
+        team.agree("mood", "good")
+        team.share_buffers([torch.ones(1)])
+
+
+def test_a_team_that_nobody_joins_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in {**place, "QUATSPHERE_TIMEOUT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistributedError, match="another process is gone"):
+        join_team().__enter__()
+    monkeypatch.setenv("QUATSPHERE_TIMEOUT", "soon")
+    with pytest.raises(ConfigError, match="QUATSPHERE_TIMEOUT must be a number of seconds > 0: got 'soon'"):
+        join_team().__enter__()
+
+
+@pytest.mark.slow
+def test_a_run_of_two_goes_on_alone(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """Another number of processes sees the same images in the same order; only last bits may differ."""
+    run = tmp_path / "run"
+    team = run_team(config(), run)
+    team[0].wait_until(has_step(run, 3))
+    for process in team:
+        process.send(signal.SIGTERM)
+    assert codes(team) == [143, 143], texts(team)
+    alone = command(config(), run, "--resume")
+    assert alone.wait() == 0, alone.text
+    assert "bit-identity is not promised" in alone.text
+    for found, expected in zip(trace_of(run)["metrics"], undisturbed["metrics"], strict=True):
+        assert found["train"] == pytest.approx(expected["train"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_batch_norm_in_two_processes_resumes_exactly(tmp_path: Path) -> None:
+    settings = RunConfig(config().data, ResNet20Config(width=4), config().optim, config().train)
+    whole = run_team(settings, tmp_path / "whole")
+    assert codes(whole) == [0, 0], texts(whole)
+    team = run_team(settings, tmp_path / "run")
+    team[0].wait_until(has_step(tmp_path / "run", 2))
+    team[1].send(signal.SIGKILL)
+    codes(team)
+    assert codes(run_team(settings, tmp_path / "run", "--resume")) == [0, 0]
+    assert trace_of(tmp_path / "run") == trace_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    team = run_team(config(), run, QUATSPHERE_TIMEOUT="5")
+    team[0].wait_until(has_step(run, 1))
+    team[1].send(signal.SIGSTOP)
+    begin = time.monotonic()
+    assert team[0].wait() == 7, team[0].text
+    assert time.monotonic() - begin < 20
+    team[1].send(signal.SIGKILL)
+    team[1].wait()
+
+
+def torchrun(settings: RunConfig, run: Path, *options: str) -> subprocess.Popen[str]:
+    """The real launcher."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
+    return subprocess.Popen(
+        [*words, *options, "-m", "quatsphere", *as_words(settings, run, "--resume")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in listed.stdout.split()]
+
+
+@pytest.mark.slow
+def test_torchrun_just_works(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    launcher = torchrun(config(), tmp_path / "run")
+    _, said = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, said
+    assert trace_of(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_after_rank_kills(tmp_path: Path) -> None:
+    """G14 in small: one of the two is killed six times; torchrun starts both again, the end is the undisturbed one."""
+    settings = config(epochs=8)
+    whole = run_team(settings, tmp_path / "whole")
+    assert codes(whole) == [0, 0], texts(whole)
+    run = tmp_path / "run"
+    launcher = torchrun(settings, run, "--max-restarts=10")
+    for kill, step in enumerate((2, 6, 11, 15, 20, 26)):
+        while not has_step(run, step)():
+            assert launcher.poll() is None
+            time.sleep(0.02)
+        workers = children_of(launcher.pid)
+        os.kill(workers[kill % len(workers)], signal.SIGKILL)
+        time.sleep(0.5)
+    _, said = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, said
+    assert trace_of(run) == trace_of(tmp_path / "whole")

@@ -1,0 +1,177 @@
+"""Runs so small that a test can afford to kill them: a tiny QSV on 64 digits, in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quatsphere.cli import main
+from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
+from quatsphere.train import Progress, Reporter, train
+from quatsphere.train.identity import config_to_dict
+
+TIMES = ("seconds", "images_per_second", "epoch_start", "commit")
+"""What may differ between two runs; the tree may be committed to while a test runs."""
+
+
+def tiny_config(
+    data: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    optim: dict[str, Any] | None = None,
+    **train: Any,
+) -> RunConfig:
+    """Four steps of 16 images per epoch, three epochs; every group may be changed."""
+    return RunConfig(
+        DataConfig(
+            **{"name": "digits", "train_limit": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
+            | (data or {})
+        ),
+        QSVConfig(
+            **{"dim": 32, "heads": 4, "base_vertices": 16, "shells": 2, "neighbours": 4, "rounds": 1}
+            | {"backend": "factored"}
+            | (model or {})
+        ),
+        OptimConfig(**{"repulsion_every": 2} | (optim or {})),
+        TrainConfig(
+            **{"epochs": 3, "batch_size": 16, "patience": None, "deterministic": True, "threads": 1} | train,
+        ),
+    )
+
+
+def as_words(config: RunConfig, run: Path, *more: str) -> list[str]:
+    """The words that ask the command for a configuration."""
+    words = [
+        f"--{group}.{name}={'null' if value is None else value}"
+        for group, fields in config_to_dict(config).items()
+        for name, value in fields.items()
+    ]
+    return ["train", *words, f"--run-dir={run}", *more]
+
+
+class Copies(Reporter):
+    """Keeps a copy of the run folder as it is after every step, under the step's number."""
+
+    def __init__(self, run: Path, copies: Path) -> None:
+        self.run, self.copies = run, copies
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        """The newest checkpoint here is that of the step before."""
+        if (self.run / "checkpoints").is_dir():
+            self.keep(f"step-{progress.step - 1}")
+
+    def keep(self, name: str) -> None:
+        """Copy the folder, without its lock."""
+        shutil.copytree(self.run, self.copies / name, ignore=shutil.ignore_patterns(".lock"))
+
+
+def trace_of(run: Path) -> dict[str, Any]:
+    """Everything of a run that must repeat bit for bit: hashes of all tensors, metrics and result without times."""
+    last = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip()
+    manifest = json.loads((last / "manifest.json").read_text())
+    progress = without_times(manifest["meta"]["progress"])
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    result = run / "result.json"
+    return {
+        "weights": sha256(last / "weights.safetensors"),
+        "state": sha256(last / "state.safetensors"),
+        "best": (run / "checkpoints" / "best").read_text(),
+        "progress": progress,
+        "metrics": [without_times(json.loads(line)) for line in lines],
+        "result": without_times(json.loads(result.read_text())) if result.is_file() else None,
+    }
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what differs from run to run."""
+    return {key: value for key, value in record.items() if key not in TIMES}
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Process:
+    """`work()` in a process of its own: a fork, because importing torch again would take seconds.
+
+    What it prints is in `log`. With real signals, real deaths and real exit codes.
+    """
+
+    def __init__(self, work: Callable[[], int | None], log: Path, **environment: str) -> None:
+        self.log = log
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live(work, environment)
+
+    def _live(self, work: Callable[[], int | None], environment: dict[str, str]) -> None:
+        code = 99
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.environ.update(environment)
+            sys.stdout = sys.stderr = open(self.log, "w", buffering=1)  # noqa: SIM115 - as long as the process
+            os.dup2(sys.stderr.fileno(), 2)
+            code = work() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:  # whatever happens: the child must never go on as a second pytest
+            try:
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
+
+    def wait(self) -> int:
+        """The exit code, negative for a signal that killed it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def send(self, number: int) -> None:
+        """A signal."""
+        os.kill(self.pid, number)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait for something the process does; an early end is a failure."""
+        end = time.monotonic() + seconds
+        while not condition():
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            assert not done, f"ended early ({status}): {self.text}"
+            assert time.monotonic() < end, f"not in time: {self.text}"
+            time.sleep(0.01)
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text()
+
+
+def command(config: RunConfig, run: Path, *more: str, **environment: str) -> Process:
+    """`quatsphere train` with this configuration, in a process of its own; logs beside the run folder."""
+    log = run.with_name(f"{run.name}-{time.monotonic_ns()}.log")
+    return Process(lambda: main(as_words(config, run, *more)), log, **environment)
+
+
+def has_step(run: Path, step: int) -> Callable[[], bool]:
+    """Whether a checkpoint of this step or a later one is there."""
+
+    def look() -> bool:
+        return any(int(path.name.split("-")[1]) >= step for path in run.glob("checkpoints/step-??????"))
+
+    return look
+
+
+def tiny_run(run: Path, config: RunConfig | None = None, **train_settings: Any) -> dict[str, Any]:
+    """Train here and now."""
+    return train(config or tiny_config(**train_settings), run)
+
+
+def change(config: RunConfig, group: str, **fields: Any) -> RunConfig:
+    """The configuration with other fields in one group."""
+    return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **fields)})
