@@ -19,12 +19,6 @@ settings.load_profile("quatsphere")
 torch.set_num_threads(1)  # two test processes side by side beat two threads in one
 
 
-def relative_error(value: Tensor, expected: Tensor) -> float:
-    """max |difference| over max |expected|: the measure of every backend comparison."""
-    scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
-    return float((value.to(expected.dtype) - expected).abs().max() / scale)
-
-
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder with the real data sets, from QUATSPHERE_DATA."""

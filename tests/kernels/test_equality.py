@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import relative_error
 from hypothesis import given
 from hypothesis import strategies as st
+from measures import relative_error
 from torch import Tensor
 
 from quatsphere.errors import ConfigError

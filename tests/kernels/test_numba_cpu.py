@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measures import relative_error
 from test_equality import assert_equal, make_problem, run
 
 from quatsphere.kernels import attention, numba_cpu

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import relative_error
 from hypothesis import given
 from hypothesis import strategies as st
+from measures import relative_error
 from torch import Tensor
 
 from quatsphere.errors import ConfigError

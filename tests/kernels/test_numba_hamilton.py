@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import relative_error
 from hypothesis import given
 from hypothesis import strategies as st
+from measures import relative_error
 from torch import Tensor
 
 from quatsphere.kernels import numba_cpu, numba_cpu_hamilton

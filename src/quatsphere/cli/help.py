@@ -18,11 +18,11 @@ Train a model and test it at its best validation accuracy.
 [Brackets] hold the defaults, which are the paper's.
 
 two minutes, no download:
-  quatsphere train --run-dir runs/first --preset demo
+  quatsphere train --run-dir first-run --preset demo
 what two cores train on CIFAR-10 in ten minutes:
-  quatsphere train --run-dir runs/lite --preset lite --data.root cifar10.zip
+  quatsphere train --run-dir lite-run --preset lite --data.root cifar10.zip
 go on where it stopped:
-  quatsphere train --run-dir runs/lite --resume
+  quatsphere train --run-dir lite-run --resume
 """
 EPILOG = """\
 Settings come from --preset, then -c FILE, then the environment, then the
