@@ -44,6 +44,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "data": {"name": "digits", "crop_pad": 1, "flip": False, "trivial_augment": False},
         "model": {"name": "qsv", "dim": 64, "heads": 4, "base_vertices": 32, "shells": 3, "plane_rows": 8},
         "optim": {"peak_lr": 8e-3},
-        "train": {"epochs": 20, "batch_size": 32, "patience": None},
+        "train": {"epochs": 20, "batch_size": 32, "patience": None, "threads": 1},
     },
 }

@@ -90,7 +90,7 @@ def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], 
     begin = time.monotonic()
     process.send(number)
     assert process.wait() == code, process.text
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
     assert last is not None
     assert last.step == 5

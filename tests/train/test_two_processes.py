@@ -167,7 +167,7 @@ def test_a_killed_process_is_missed_and_the_run_goes_on(undisturbed: dict[str, A
     team[1].send(signal.SIGKILL)
     begin = time.monotonic()
     assert codes(team) == [7, -signal.SIGKILL], texts(team)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 40
     assert "quatsphere: error: another process is gone (" in team[0].text
     assert "start again with --resume" in team[0].text
     again = run_team(config(), run, "--resume")
