@@ -224,6 +224,12 @@ def test_a_team_that_nobody_joins_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, value)
     with pytest.raises(DistributedError, match="another process is gone"):
         join_team().__enter__()
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(
+        ConfigError, match="WORLD_SIZE is set but MASTER_PORT is not; start the processes with torchrun"
+    ):
+        join_team().__enter__()
+    monkeypatch.setenv("MASTER_PORT", place["MASTER_PORT"])
     monkeypatch.setenv("QUATSPHERE_TIMEOUT", "soon")
     with pytest.raises(ConfigError, match="QUATSPHERE_TIMEOUT must be a number of seconds > 0: got 'soon'"):
         join_team().__enter__()

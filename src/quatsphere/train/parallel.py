@@ -110,18 +110,36 @@ def join_team() -> Iterator[Team]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Team()
         return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; start the processes with torchrun")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
+    timeout = datetime.timedelta(seconds=_timeout())
     with _lost_processes():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            timeout=datetime.timedelta(seconds=_timeout()),
+            timeout=timeout,
+            store=_attempt_store(timeout),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
         )
     try:
         yield Team(dist.get_rank(), dist.get_world_size(), local_rank)
     finally:
         dist.destroy_process_group()
+
+
+def _attempt_store(timeout: datetime.timedelta) -> dist.Store | None:
+    """Where processes find each other: in torchrun's store, under the number of this attempt; else torch's choice.
+
+    torchrun keeps one store over all its restarts, with addresses in it of processes that are gone.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    return dist.PrefixStore(f"quatsphere/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _timeout() -> float:
