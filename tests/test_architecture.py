@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"files", "config"},
     "train": {"models", "optim", "data", "files", "config", "geometry", "kernels", "nn"},
     "diagnostics": {"models", "geometry", "data", "config", "kernels", "nn"},
-    "study": {"train", "diagnostics", "models", "optim", "data", "files", "config", "geometry"},
+    "study": {"train", "diagnostics", "models", "optim", "data", "files", "config", "geometry", "presets"},
     "bench": {"models", "optim", "config", "geometry", "kernels", "nn", "train"},
     "report": {"files"},
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quatsphere.files.run_folder import RunFolder
-from quatsphere.report.pictures import curves, to_png
+from quatsphere.report.figures import save, training_curves
+from quatsphere.report.run_files import read_run_files
 
-run, target = RunFolder(sys.argv[1]), Path(sys.argv[2])
-target.write_bytes(to_png(curves(run.read_metrics())))
+run, target = read_run_files(sys.argv[1]), Path(sys.argv[2])
+save(training_curves({run.name: run.metrics}), target)
 print(target)

@@ -6,7 +6,6 @@ dataclass with exactly the seams it owns, so asking a model for a seam it lacks 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -105,7 +104,7 @@ class QSVConfig(LatticeConfig):
     """Dropout on the routing weights (paper: 0.1)."""
     output_dropout: float = 0.1
     """Dropout on each step's update (paper: 0.1)."""
-    backend: Literal["auto", "reference", "factored", "numba_cpu"] = "auto"
+    backend: Literal["auto", "reference", "factored", "numba_cpu", "triton_gpu"] = "auto"
     """Kernel backend; auto takes the fastest that is exact on this device."""
 
     def __post_init__(self) -> None:
@@ -121,8 +120,8 @@ class QSVConfig(LatticeConfig):
         require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
         if self.beta_start is not None:
             require(
-                math.isfinite(self.beta_start) and self.beta_start > 0.1,
-                f"beta_start must be > 0.1, the floor of softplus + 0.1: got {self.beta_start}",
+                0.1 < self.beta_start <= 1e6,
+                f"beta_start must be > 0.1, the floor of softplus + 0.1, and <= 1e6: got {self.beta_start}",
             )
         require(
             not (self.routing == "geometric" and self.layout == "plane"),
@@ -285,6 +284,7 @@ class OptimConfig:
         check_types(self)
         for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
             require_finite(getattr(self, name), name)
+            require(getattr(self, name) <= 1e6, f"{name} must be <= 1e6, float32 overflows: got {getattr(self, name)}")
         for name in ("div", "final_div"):
             require_finite(getattr(self, name), name, minimum=1.0)
         require_fraction(self.warmup, "warmup", closed=True)

@@ -1,4 +1,4 @@
-"""FAULTS "Data files" 1 to 10 reach the user: exit code 3, one line, no run folder (loaders have their own tests)."""
+"""FAULTS "Data files" 1 to 12 reach the user: exit code 3, one line, no run folder (loaders have their own tests)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import struct
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,12 +38,29 @@ def idx_files() -> Files:
     return {"train-images-idx3-ubyte": idx(images), "train-labels-idx1-ubyte": idx(np.arange(20, dtype=np.uint8) % 5)}
 
 
-def hostile_tar(member: str) -> bytes:
+def hostile_tar(member: str, kind: bytes = tarfile.REGTYPE) -> Files:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         info = tarfile.TarInfo(member)
-        info.size = 1
+        info.type, info.linkname, info.size = kind, "/etc/passwd", 1 if kind == tarfile.REGTYPE else 0
         tar.addfile(info, io.BytesIO(b"x"))
+    return {"cifar-10-binary.tar.gz": buffer.getvalue()}
+
+
+def image(kind: str, shape: tuple[int, ...] = (40, 40, 3), value: int | None = None) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    Image.fromarray(pixels if value is None else np.full(shape, value, np.uint8)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def zip_bomb(size: int) -> bytes:
+    """A small zip of class folders, one file of which unpacks to `size` zeros."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+            bomb.writestr(name, image("PNG", (8, 8, 3)))
+        bomb.writestr("a/bomb.png", bytes(size))
     return buffer.getvalue()
 
 
@@ -79,12 +98,11 @@ CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
         lambda _: idx_files() | {"train-labels-idx1-ubyte": idx(np.zeros(19, np.uint8))},
         "20 rows but 19 labels, first mismatch at index 19",
     ),
-    "6 outside": (
-        "cifar10",
-        lambda _: {"cifar-10-binary.tar.gz": hostile_tar("../../evil")},
-        "refused: archive member",
-    ),
-    "6 absolute": ("cifar10", lambda _: {"cifar-10-binary.tar.gz": hostile_tar("/evil")}, "refused: archive member"),
+    "6 outside": ("cifar10", lambda _: hostile_tar("../../evil"), "refused: archive member leads outside"),
+    "6 absolute": ("cifar10", lambda _: hostile_tar("/evil"), "refused: archive member leads outside"),
+    "6 link": ("cifar10", lambda _: hostile_tar("x", tarfile.SYMTYPE), "refused: archive member is a link or device"),
+    "6 hard link": ("cifar10", lambda _: hostile_tar("x", tarfile.LNKTYPE), "archive member is a link or device"),
+    "6 device": ("cifar10", lambda _: hostile_tar("x", tarfile.CHRTYPE), "archive member is a link or device"),
     "7 bomb": (
         "idx",
         lambda _: {
@@ -98,10 +116,33 @@ CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
         lambda files: files | {"train/a/x.png": b""},
         r"bad image train/a/x.png \(the file is empty\)",
     ),
+    "8 cut PNG": (
+        "folder",
+        lambda files: files | {"train/a/x.png": image("PNG")[:-900]},
+        r"bad image train/a/x.png \(.*(truncated|broken)",
+    ),
+    "8 cut JPEG": (
+        "folder",
+        lambda files: files | {"train/a/x.jpg": image("JPEG")[:-500]},
+        r"bad image train/a/x.jpg \(.*(truncated|broken)",
+    ),
     "8 text": ("folder", lambda files: files | {"train/a/x.png": b"hello"}, "not a PNG, JPEG or WebP image"),
     "8 huge": ("folder", lambda files: files | {"train/a/x.png": bare_png(20_000)}, "more than 64000000 pixels"),
-    "9 one class": ("folder", lambda files: {k: v for k, v in files.items() if "/a/" in k}, "class"),
-    "9 other classes": ("folder", lambda files: files | {"test/d/0.png": files["test/a/0.png"]}, "'d'"),
+    "9 empty class": (
+        "folder",
+        lambda files: files | {"train/d/readme": b""},
+        r"class 'd' has no images \(train of .*\); add some or remove the folder",
+    ),
+    "9 one class": (
+        "folder",
+        lambda files: {k: v for k, v in files.items() if "/a/" in k},
+        "only one class, 'a' .*; a classifier needs two or more",
+    ),
+    "9 other classes": (
+        "folder",
+        lambda files: files | {"test/d/0.png": files["test/a/0.png"]},
+        "different classes .*first difference 'd', only in test",
+    ),
     "10 name": ("folder", lambda files: files | {"train/a/\udcff\n.png": b""}, r"bad image train/a/\\udcff\\n.png"),
 }
 
@@ -144,6 +185,55 @@ def test_4_a_gadget_is_refused(
     words = ("train", *tiny, "--data.name", "cifar10", "--data.root", str(root), "--run-dir", "run")
     fails(3, "refused: file asks for os.system; CIFAR needs only numpy arrays", *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "message"),
+    [
+        (2, [3, 17], r"label 17 at index 1 is outside 0\.\.9 \(data_batch_1"),
+        (2, [3], "2 rows but 1 labels, first mismatch at index 1"),
+        (3, [3, 3, 3], "3 images, expected 2, first wrong index 2"),
+    ],
+)
+def test_5_wrong_rows_of_cifar(
+    rows: int,
+    labels: list[int],
+    message: str,
+    tmp_path: Path,
+    tiny: list[str],
+    write: Write,
+    fails: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The official archive is taken to hold two rows, and these bytes."""
+    data = pickle.dumps({b"data": np.zeros((rows, 3072), np.uint8), b"labels": labels}, protocol=2)
+    pickled = CIFAR10.containers[1]
+    file = replace(pickled.files[0], rows=2, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    small = replace(CIFAR10, containers=(replace(pickled, files=(file,)),))
+    monkeypatch.setitem(cifar_files.CIFARS, "cifar10", small)
+    root = write(tmp_path / "data", {"data_batch_1": data})
+    fails(3, message, "train", *tiny, "--data.name=cifar10", f"--data.root={root}", "--run-dir=run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_7_bombs_stop_early(
+    tmp_path: Path, tiny: list[str], write: Write, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caps are set lower here, so that a bomb need not be large."""
+    monkeypatch.setattr("quatsphere.data.cifar.MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("quatsphere.data.trees.MOST_BYTES", 1 << 20)
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w:gz") as archive:
+        info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        info.size = 30_730_000
+        archive.addfile(info, io.BytesIO(bytes(info.size)))
+    root = write(tmp_path / "data", {"cifar-10-binary.tar.gz": tar.getvalue(), "bomb.zip": zip_bomb(2_000_000)})
+    for name, file, message in (
+        ("cifar10", "cifar-10-binary.tar.gz", "unpacks to more than it may; fetch the official archive"),
+        ("folder", "bomb.zip", r"bad image a/bomb.png \(.* has 2000000 bytes, the cap is 1048576"),
+    ):
+        fails(3, message, "train", *tiny, f"--data.name={name}", f"--data.root={root / file}", "--run-dir=run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_8_bad_images_can_be_skipped(
@@ -194,8 +284,25 @@ def test_10_loops_pipes_and_links_are_named(
     (loop / "train" / "a" / "again").symlink_to(loop / "train")
     pipe = write(tmp_path / "pipe", class_files)
     os.mkfifo(pipe / "train" / "a" / "x.png")
-    for root, message in ((loop, "again"), (pipe, "train/a/x.png")):
+    dangling = write(tmp_path / "dangling", class_files)
+    (dangling / "train" / "a" / "x.png").symlink_to("nowhere")
+    for root, message in (
+        (loop, "symlink loop at .*/train/a/again/?; remove the link"),
+        (pipe, r"bad image train/a/x.png \(cannot read .*not a regular file"),
+        (dangling, r"bad image train/a/x.png \(cannot read .*No such file"),
+    ):
         fails(3, message, "train", *tiny, "--data.name=folder", f"--data.root={root}", "--run-dir=run")
     fails(3, "no default place; pass --data.root", "train", *tiny, "--data.name=folder", "--run-dir=run")
     fails(3, "no such file or folder: .*nowhere", "data", "preview", "folder", "--root", "nowhere")
+    assert not (tmp_path / "run").exists()
+
+
+def test_12_a_constant_channel_is_refused(
+    tmp_path: Path, class_files: Files, write: Write, fails: Callable[..., str], tiny: list[str]
+) -> None:
+    """Of the fields that FAULTS 12 speaks of only images exist so far."""
+    grey = {name: image("PNG", (8 + i, 8 + i, 3), 7) for i, name in enumerate(class_files)}
+    root = write(tmp_path / "data", grey)
+    words = ("train", *tiny, "--data.name=folder", f"--data.root={root}", "--run-dir=run")
+    fails(3, "channel 0 of the training images is constant", *words)
     assert not (tmp_path / "run").exists()

@@ -1,14 +1,18 @@
-"""FAULTS "Config / CLI" 13 to 19 through the command: one line, the right code, nothing written."""
+"""FAULTS "Config / CLI" 13 to 20 through the command: one line, the right code, nothing written."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quatsphere.files.run_folder import RunFolder
 from quatsphere.files.safe_yaml import SIZE_LIMIT
 
 Fails = Callable[..., str]
@@ -54,6 +58,10 @@ NUMBERS = [
       for name in ("peak_lr", "quaternion_lr", "position_lr") for value in ("nan", "inf", "-1", "-inf")),
     ("--optim.peak_lr .nan", "optim.peak_lr must be a finite number >= 0: got nan"),
     ("--optim.peak_lr 1e999", "optim.peak_lr must be a finite number >= 0: got inf"),
+    *((f"--optim.{name} 1e38", f"optim.{name} must be <= 1e6, float32 overflows: got 1e.38")
+      for name in ("peak_lr", "quaternion_lr", "position_lr", "weight_decay", "bound_lr_factor", "repulsion_start")),
+    ("--model.beta_start 1e300", r"model.beta_start must be > 0.1, .*, and <= 1e6: got 1e\+300"),
+    ("--model.beta_start 0.1", "model.beta_start must be > 0.1, the floor of softplus"),
     ("--optim.warmup 1.1", r"optim.warmup must lie in \[0, 1\]: got 1.1"),
     ("--optim.warmup -0.1", r"optim.warmup must lie in \[0, 1\]: got -0.1"),
     ("--model.attention_dropout 1", r"model.attention_dropout must lie in \[0, 1\): got 1.0"),
@@ -178,6 +186,47 @@ def test_fault_20_resume_with_other_settings_shows_both(tiny_run: Path, fails: F
     assert "train.seed: 42 in the run, 7 now" in line
 
 
+def unfinished(run: Path, folder: Path) -> Path:
+    """A copy of a run that lacks its result, in a folder with a short name."""
+    copy = shutil.copytree(run, folder / "run")
+    (copy / "result.json").unlink()
+    return copy
+
+
+def test_fault_20_other_data_is_another_run(tiny_run: Path, class_folder: Path, tmp_path: Path, fails: Fails) -> None:
+    """Another name is seen before the data is read, another number of classes after; both are shown side by side."""
+    run = unfinished(tiny_run, tmp_path)
+    words = ["train", "--run-dir", "run", "--resume"]
+    fails(2, "data.name: 'digits' in the run, 'folder' now", *words, "--data.name=folder")
+    text = (run / "config.yaml").read_text().replace("name: digits", "name: folder")
+    (run / "config.yaml").write_text(text.replace("batch_size: 32", "batch_size: 4"))
+    line = fails(2, "model.num_classes: 10 in the run, 3 now", *words, f"--data.root={class_folder}")
+    assert "model.in_channels: 1 in the run, 3 now" in line
+    assert not (run / "result.json").exists()
+
+
+def test_fault_18_a_stale_lock_is_taken_over_and_said(
+    tiny_run: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    run = unfinished(tiny_run, tmp_path)
+    gone = {"pid": 2**22 + 1, "host": "vm", "since": "2026-01-01T00:00:00+00:00"}  # above the largest pid Linux gives
+    (run / ".lock").write_text(json.dumps(gone))
+    ended = command("train", "--run-dir", "run", "--resume")
+    assert ended.code == 0, ended.err
+    said = "took over a stale lock of run 'run': pid 4194305 on host vm since 2026-01-01T00:00:00+00:00 is gone"
+    assert f"quatsphere: note: {said}" in ended.err.splitlines()
+    assert (run / "result.json").is_file()
+
+
+def test_fault_18_a_second_process_is_refused(tiny_run: Path, tmp_path: Path, fails: Fails) -> None:
+    run = unfinished(tiny_run, tmp_path)
+    with RunFolder(run).lock():
+        message = (
+            rf"run 'run' is locked by pid {os.getpid()} on host \S+ since \S+; wait for its end or use another name"
+        )
+        fails(4, message, "train", "--run-dir", "run", "--resume")
+
+
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
@@ -203,10 +252,23 @@ def test_fault_19_run_folders_that_cannot_be(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_fault_19_read_only_parent(tiny: list[str], fails: Fails, tmp_path: Path) -> None:
-    (tmp_path / "shut").mkdir(mode=0o555)
-    fails(2, "Permission denied", "train", *tiny, "--run-dir", "shut/run")
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing can be made; root ignores permissions, so for root it is a read-only disk."""
+    folder = tmp_path / "shut"
+    folder.mkdir(mode=0o555)
+    if os.geteuid() != 0:
+        yield folder
+        return
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_fault_19_read_only_parent(tiny: list[str], fails: Fails, read_only: Path) -> None:
+    fails(2, "cannot use run folder .*(Permission denied|Read-only)", "train", *tiny, "--run-dir", "shut/run")
 
 
 def test_fault_19_long_path_with_spaces_and_unicode_works(tiny_run: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
     ("words", "message"),
     [
         (["trian"], "unknown verb 'trian'; did you mean 'train'?"),
-        (["fly"], "unknown verb 'fly'; choose one of train, evaluate, predict, data, info, demo"),
+        (["fly"], f"unknown verb 'fly'; choose one of {', '.join(VERBS)}"),
         (["train", "--epochs", "3"], "unknown option '--epochs'; did you mean '--train.epochs'?"),
         (["train", "--lr=3"], "unknown option '--lr'; did you mean '--optim.peak_lr'?"),
         (["train", "--run_dir", "x"], "unknown option '--run_dir'; did you mean '--run-dir'?"),

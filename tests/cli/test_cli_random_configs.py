@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from quatsphere.cli.settings import MODEL_CONFIGS, known_fields
 
 ODD = ["", "x", "nan", ".inf", "-1", "1e400", "null", "[]", "{a: 1}", "!!python/object:os.x", "'", "\n", "0x1F", "true"]
+EXTREME = [0.0, 1.0, 1e-30, 1e5, 1e30, 1e300]
 ODD_KEYS = ["model.bonud", "train.", "data.name.x", "optim.peak-lr", "train.epochs ", "model.ü"]
 SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "model.image_size": st.sampled_from([8, 32]),
@@ -63,7 +64,9 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         return st.none()
     return {
         int: st.one_of(st.integers(-2, 12), st.sampled_from([10**12, 2**64])),
-        float: st.one_of(st.floats(-0.1, 2, allow_subnormal=False), st.sampled_from([0.0, 1.0, 1e-30, 1e30])),
+        float: st.one_of(
+            st.floats(-0.1, 2, allow_subnormal=False), st.sampled_from([0.0, 1.0, 1e-30, 1e5, 1e30, 1e300])
+        ),
         bool: st.booleans(),
         str: st.sampled_from(["x", "", "none"]),
     }[kind]
@@ -149,16 +152,17 @@ def test_some_random_settings_train(
 
 
 @pytest.mark.slow
-def test_two_thousand_random_settings(
-    class_folder: Path, tmp_path_factory: pytest.TempPathFactory, command: Callable[..., Any]
+@pytest.mark.parametrize("count", [300, 2000])
+def test_many_random_settings(
+    count: int, class_folder: Path, tmp_path_factory: pytest.TempPathFactory, command: Callable[..., Any]
 ) -> None:
     folders = run_folders(tmp_path_factory.mktemp("random"))
     codes: list[int] = []
 
     @given(words=commands())
-    @settings(max_examples=2000)
+    @settings(max_examples=count)
     def trial(words: Words) -> None:
         codes.append(train_one(words, class_folder, next(folders), command))
 
     trial()
-    assert codes.count(0) > 500
+    assert codes.count(0) > count / 4

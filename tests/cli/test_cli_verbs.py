@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from quatsphere.files.checkpoint import load_checkpoint, save_checkpoint
 from quatsphere.presets import LITE_BUDGET
 
 Command = Callable[..., Any]
@@ -68,6 +69,56 @@ def test_runs_that_cannot_be_opened(verb: str, tiny_run: Path, tmp_path: Path, f
     (run / "config.yaml").write_text(config)
     shutil.rmtree(run / "checkpoints")
     fails(4, "run 'run' has no checkpoint yet; train it first", verb, "run", *rest)
+
+
+@pytest.fixture
+def two_steps(tiny: list[str], tmp_path: Path, command: Command) -> Path:
+    """A run of two epochs with both checkpoints and without its result."""
+    ended = command("train", *tiny, "--train.epochs=2", "--run-dir=run")
+    assert ended.code == 0, ended.err
+    (tmp_path / "run" / "result.json").unlink()
+    return tmp_path / "run"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_damaged_checkpoints(two_steps: Path, command: Command, fails: Command) -> None:
+    """FAULTS 21 and 22: fall back and say so; exit code 4 only when no good one is left."""
+    older, newer = sorted((two_steps / "checkpoints").glob("step-*"))
+    flip(newer / "state.safetensors")
+    ended = command("train", "--run-dir=run", "--resume")
+    assert ended.code == 0, ended.err
+    note = "checkpoint step 4 is damaged (hash); falling back to step 2"
+    assert f"quatsphere: note: {note}" in ended.err.splitlines()
+    assert command("evaluate", "run", "--json").code == 0
+    (two_steps / "result.json").unlink()
+    for step in (older, newer):
+        flip(step / "weights.safetensors")
+    fails(4, r"no good checkpoint left \(.*: 2 damaged\); start again", "train", "--run-dir=run", "--resume")
+    fails(4, r"checkpoint step \d is damaged \(hash: .*weights.safetensors\); load another", "evaluate", "run")
+
+
+def test_a_field_that_left_the_sphere_needs_repair(two_steps: Path, command: Command, fails: Command) -> None:
+    """FAULTS 26: refused unless --repair, which says what it renormalised."""
+    *_, newest = sorted((two_steps / "checkpoints").glob("step-*"))
+    saved = load_checkpoint(newest)
+    name = next(name for name in saved.weights if name.endswith(".base"))
+    saved.weights[name].mul_(1.01)
+    save_checkpoint(newest.parent, saved, best=True)
+    refused = rf"{name} has a quaternion whose norm is off by 1.0e-02; --repair renormalises it"
+    fails(4, refused, "evaluate", "run")
+    fails(4, refused, "train", "--run-dir=run", "--resume")
+    ended = command("train", "--run-dir=run", "--resume", "--repair")
+    assert ended.code == 0, ended.err
+    assert f"quatsphere: note: repaired {name}: a norm was off by 1.0e-02" in ended.err.splitlines()
+    (two_steps / "result.json").unlink()
+    saved.weights[name][0] = float("nan")
+    save_checkpoint(newest.parent, saved, best=False)
+    fails(4, f"{name} holds values that are not finite; use an older checkpoint", "train", "--run-dir=run", "--resume")
 
 
 @pytest.fixture

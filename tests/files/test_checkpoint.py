@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ from quatsphere.files.checkpoint import (
 )
 from quatsphere.files.hashing import sha256_file
 from quatsphere.files.manifest import seal, unseal
+from quatsphere.files.run_folder import RunFolder
 
 FIXTURES = Path(__file__).parent / "fixtures"
 POINTS = [name for name in atomic.FAILPOINTS if name != "before_metrics"]
@@ -120,6 +124,82 @@ def die_everywhere(tmp_path: Path, forked, point: str) -> None:
         atomic.remove_leftovers(folder)
         assert sorted(p.name for p in folder.iterdir()) == ["best", "last", "step-000010", "step-000020"]
     assert deaths == {"before_rename": 3, "after_rename": 3}.get(point, 5)
+
+
+CALLS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+"""Events of Python's audit, each raised just before its system call; `os.rename` also stands for `os.replace`."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def strike_before_call(nth: int, strike: Callable[[], None]) -> None:
+    """Strike this process just before its n-th call that changes a folder or opens a file to write."""
+    left = [nth]
+
+    def count(event: str, words: tuple) -> None:
+        if event in CALLS or (event == "open" and words[2] & WRITING):
+            left[0] -= 1
+            if left[0] == 0:
+                strike()
+
+    sys.addaudithook(count)
+
+
+OLD, NEW = make(20), replace(make(20), weights={"q": torch.ones(50, 4), "step": torch.tensor(20)})
+
+
+@pytest.mark.parametrize(("strike", "older"), [(kill, []), (kill, [make(10)]), (interrupt, [])])
+def test_a_step_that_is_replaced_is_never_lost(tmp_path: Path, forked, strike, older: list[Checkpoint]) -> None:
+    """Struck before every single call: step 20 is whole, the old one or the new one, for readers and the next life."""
+    seen: list[bool] = []
+    for nth in range(1, 200):
+        folder = tmp_path / str(nth)
+        for checkpoint in [*older, OLD]:
+            save_checkpoint(folder, checkpoint, best=True)
+
+        def replace_it(folder: Path = folder, nth: int = nth) -> None:
+            strike_before_call(nth, strike)
+            save_checkpoint(folder, NEW, best=True)
+
+        code = forked(replace_it)
+        survivor = load_best(folder)
+        seen.append(torch.equal(survivor.weights["q"], NEW.weights["q"]))
+        assert_same(survivor, NEW if seen[-1] else OLD)
+        assert_same(load_last_good(folder, refuse_warning), survivor)
+        if code == 0:
+            break
+        assert code == (-signal.SIGKILL if strike is kill else 1)
+        save_checkpoint(folder, NEW, best=True)
+        atomic.remove_leftovers(folder)
+        assert_same(load_best(folder), NEW)
+        names = [f"step-{checkpoint.step:06d}" for checkpoint in [*older, NEW]]
+        assert sorted(path.name for path in folder.iterdir()) == ["best", "last", *names]
+    assert code == 0
+    assert seen == sorted(seen)
+    assert seen.count(False) > 5
+    assert seen.count(True) > 5
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_new_life_ends_what_was_cut_short(tmp_path: Path, replaced: bool) -> None:
+    """The only writer puts names right: the one that waits aside comes back, or goes if its successor is there."""
+    folder = tmp_path / "checkpoints"
+    save_checkpoint(folder, OLD, best=True)
+    os.rename(folder / "step-000020", folder / "step-000020.old")
+    if replaced:
+        save_checkpoint(tmp_path / "new", NEW, best=True)
+        os.rename(tmp_path / "new" / "step-000020", folder / "step-000020")
+    assert_same(load_best(folder), NEW if replaced else OLD)
+    with RunFolder(tmp_path).lock():
+        assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-000020"]
+    assert_same(load_last_good(folder, refuse_warning), NEW if replaced else OLD)
 
 
 def kill_at_random_times(folder: Path, kills: int) -> None:

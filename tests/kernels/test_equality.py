@@ -15,10 +15,11 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry import sphere
 from quatsphere.geometry.neighbours import knn_budget, nearest_neighbours
-from quatsphere.kernels import BACKENDS, Problem, quaternion_attention
+from quatsphere.kernels import Problem, quaternion_attention
+from quatsphere.kernels.attention import backends_on
 from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
 
-FAST = [name for name in BACKENDS if name != "reference"]
+FAST = [name for name in backends_on("cpu") if name != "reference"]
 DIFFERENTIABLE = ("target_field", "source_field", "features", "beta", "target_directions", "source_directions")
 
 

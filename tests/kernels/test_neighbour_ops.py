@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from quatsphere.kernels import dot_product_attention, resample_vertices
+from quatsphere.kernels import dot_product_attention, numba_cpu, numba_cpu_resample, resample_vertices
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
 
@@ -85,8 +87,21 @@ def test_resampling_is_differentiable_and_linear() -> None:
     (x,) = tensors((2, 5, 3))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2]]), torch.tensor([[0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
     expected = (x[:, indices] * weights.double()[..., None]).sum(2)
-    assert torch.allclose(resample_vertices(x, indices, weights), expected)
-    assert gradcheck(lambda t: resample_vertices(t, indices, weights.double()), (x,))
+    for backend in ("auto", "factored"):
+        resample = partial(resample_vertices, indices=indices, weights=weights.double(), backend=backend)
+        assert torch.allclose(resample(x), expected)
+        assert gradcheck(resample, (x,))
+        assert gradgradcheck(resample, (x,))
+
+
+@pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
+def test_the_compiled_resampling_keeps_torch_s_rules() -> None:
+    x, g = tensors((2, 5, 3), (2, 4, 3))
+    indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2], [4, 0]]), torch.rand(4, 2, dtype=torch.float64)
+    torch.library.opcheck(numba_cpu_resample.resample, (x, indices, weights))
+    torch.library.opcheck(numba_cpu_resample.resample_back, (g, indices, weights, 5))
+    with pytest.raises(IndexError, match="0..4"):
+        resample_vertices(x, indices + 1, weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

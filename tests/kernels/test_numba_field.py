@@ -11,21 +11,26 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import numba_cpu, numba_cpu_field
+from quatsphere.kernels import numba_cpu, numba_cpu_field, tangent
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
-def plain(raw: Tensor, bound: Tensor, base: Tensor) -> Tensor:
-    return Q.normalize(Q.multiply(base, Q.exp(bound * torch.tanh(raw))))
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor) -> Tensor:
+    return Q.normalize(Q.multiply(base, Q.exp(bound * torch.tanh(tangent(hidden, weight, bias)))))
 
 
-def make(seed: int, sizes: tuple[int, int, int], scale: float) -> list[Tensor]:
-    B, V, H = sizes
+def make(seed: int, sizes: tuple[int, int, int, int], scale: float) -> list[Tensor]:
+    B, V, H, channels = sizes
     generator = torch.Generator().manual_seed(seed)
-    raw = scale * torch.randn(B, V, H, 3, generator=generator, dtype=torch.float64)
-    base = Q.normalize(torch.randn(V, H, 4, generator=generator, dtype=torch.float64))
-    return [raw, torch.tensor(0.785, dtype=torch.float64), 1.01 * base]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    width = 4 * channels
+    base = Q.normalize(normal(V, H, 4))
+    bound = torch.tensor(0.785, dtype=torch.float64)
+    return [normal(B, V, H * width), scale * normal(H, width, 3), scale * normal(H, 3), bound, 1.01 * base]
 
 
 def run(function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -36,11 +41,11 @@ def run(function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 @given(
-    st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 17)),
+    st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 17), st.integers(1, 5)),
     st.integers(0, 10**6),
-    st.sampled_from([0.0, 1e-6, 0.1, 1.0, 30.0]),
+    st.sampled_from([0.0, 1e-6, 0.1, 1.0, 10.0]),
 )
-def test_equals_the_plain_perturbation(sizes: tuple[int, int, int], seed: int, scale: float) -> None:
+def test_equals_the_plain_perturbation(sizes: tuple[int, int, int, int], seed: int, scale: float) -> None:
     tensors = make(seed, sizes, scale)
     exact = run(plain, tensors, torch.float64)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
@@ -51,15 +56,17 @@ def test_equals_the_plain_perturbation(sizes: tuple[int, int, int], seed: int, s
 
 
 def test_at_zero_the_field_is_the_base_and_the_gradient_is_alive() -> None:
-    raw, bound, base = make(0, (2, 5, 4), 0.0)
-    out, raw_gradient, bound_gradient, _ = run(numba_cpu_field.perturb, [raw, bound, base], torch.float32)
-    assert relative_error(out[0], Q.normalize(base)) < 1e-6
-    assert raw_gradient.abs().min() > 0
-    assert bound_gradient == 0
+    tensors = make(0, (2, 5, 4, 2), 0.0)
+    out, hidden, weight, bias, bound, _ = run(numba_cpu_field.perturb, tensors, torch.float32)
+    assert relative_error(out[0], Q.normalize(tensors[-1])) < 1e-6
+    assert weight.abs().min() > 0
+    assert bias.abs().min() > 0
+    assert hidden.abs().max() == 0  # the last layer is zero, so nothing passes it yet
+    assert bound == 0
 
 
 def test_the_same_bits_for_any_number_of_threads() -> None:
-    tensors, before, found = make(1, (6, 70, 5), 1.0), torch.get_num_threads(), []
+    tensors, before, found = make(1, (6, 70, 5, 3), 1.0), torch.get_num_threads(), []
     for threads in (1, 2, 2, 3):
         torch.set_num_threads(threads)
         found.append(run(numba_cpu_field.perturb, tensors, torch.float32))
@@ -68,10 +75,10 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_the_operator_keeps_torch_s_rules() -> None:
-    torch.library.opcheck(numba_cpu_field.perturb, tuple(x.requires_grad_() for x in make(2, (2, 5, 4), 1.0)))
+    torch.library.opcheck(numba_cpu_field.perturb, tuple(x.requires_grad_() for x in make(2, (2, 5, 4, 1), 1.0)))
 
 
 def test_a_bound_beyond_the_series_is_refused() -> None:
-    raw, _, base = make(3, (1, 2, 2), 1.0)
+    tensors = make(3, (1, 2, 2, 1), 1.0)
     with pytest.raises(ConfigError, match="bounds up to 1"):
-        numba_cpu_field.perturb(raw, torch.tensor(1.5), base)
+        numba_cpu_field.perturb(*tensors[:3], torch.tensor(1.5), tensors[-1])

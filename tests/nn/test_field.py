@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry.neighbours import index_resampling
-from quatsphere.kernels import resample_vertices
+from quatsphere.kernels import resample_vertices, tangent
 from quatsphere.nn.field import FIELD_INITS, LearnedBound, NoBound, NoPerturbation, Perturbation, ShellField
 
 
@@ -83,9 +83,9 @@ def test_no_perturbation_is_the_base() -> None:
 
 
 def test_no_bound_takes_the_raw_output_as_tangent() -> None:
-    raw, base = torch.randn(2, 5, 1, 3), Q.random_unit(5, 1)
-    expected = Q.multiply(base, Q.exp(raw))
-    assert torch.allclose(NoBound().perturb(raw, base, "auto"), expected, atol=1e-6)
+    hidden, weight, bias, base = torch.randn(2, 5, 4), torch.randn(1, 4, 3), torch.randn(1, 3), Q.random_unit(5, 1)
+    expected = Q.multiply(base, Q.exp(tangent(hidden, weight, bias)))
+    assert torch.allclose(NoBound().perturb(hidden, weight, bias, base, "auto"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("init", list(FIELD_INITS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -70,31 +69,10 @@ def test_confusion_of_nothing() -> None:
     draw(pictures.confusion(np.zeros((3, 3), int), NAMES[:3]))
 
 
-@pytest.mark.parametrize("count", [1, 10])
-def test_predictions(count: int) -> None:
-    truth, said = (NAMES * 3)[:count], (NAMES[::-1] * 3)[:count]
-    draw(pictures.predictions(RNG.random((count, 3, 8, 8)), truth, said, [0.5] * count))
-
-
-def test_predictions_of_nothing() -> None:
-    draw(pictures.predictions(np.empty((0, 3, 8, 8)), [], [], []))
-
-
 def test_shells_share_one_scale() -> None:
     positions = [sphere(8), sphere(12, 0.4)]
     draw(pictures.shells(positions, [RNG.random(8), 5 + RNG.random(12)], "token norm"))
     draw(pictures.shells([RNG.uniform(-1, 1, (8, 2))], [np.ones(8)], "token norm"))
-
-
-def test_curves_of_one_epoch_and_many() -> None:
-    for epochs in (1, 2, 50):
-        records: list[dict[str, Any]] = [
-            {"epoch": 1 + i, "train": {"loss": 1.0, "accuracy": 0.5}, "val_accuracy": 0.4} for i in range(epochs)
-        ]
-        figure = pictures.curves(records)
-        draw(figure)
-        ticks = [float(tick) for axes in figure.axes for tick in axes.get_xticks()]
-        assert all(tick == round(tick) for tick in ticks)
 
 
 def test_names_are_text_and_not_formulas() -> None:
@@ -120,7 +98,6 @@ def test_nothing_is_cut_off() -> None:
         pictures.confusion(np.eye(10, dtype=int), NAMES),
         pictures.preview(RNG.random((3, 8, 8)), np.zeros((4, 25, 2)), RNG.random((4, 25, 3)), sphere(4), "t" * 60),
         pictures.shells([sphere(8)], [RNG.random(8)], "norm"),
-        pictures.predictions(RNG.random((8, 3, 8, 8)), NAMES[:8], NAMES[:8], [0.5] * 8),
     ]
     for figure in figures:
         pixels = draw(figure)

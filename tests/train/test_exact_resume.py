@@ -79,6 +79,24 @@ def test_resume_from_the_middle_of_validation(
     assert trace["metrics"][epoch - 1]["learning_rates"]
 
 
+def test_a_kill_while_the_only_checkpoint_is_replaced(undisturbed: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """A run stopped in validation saves the step again when the epoch ends; a death between both renames costs nothing.
+
+    The resumed life renames settings and environment, then the old step aside, then the new one into its place.
+    """
+    config, run = change(short(), "train", checkpoint_steps=None), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(config, run, reporter=StopWhileValidating(1))
+    life = command(config, run, "--resume", QUATSPHERE_FAILPOINT="after_rename:3")
+    assert life.wait() == 137, life.text
+    assert not (run / "checkpoints" / "step-000004").exists()
+    last = command(config, run, "--resume")
+    assert last.wait() == 0, last.text
+    assert "starting from the beginning" not in last.text
+    assert trace_of(run) == undisturbed[0]
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-000004", "step-000008"]
+
+
 def test_a_kill_before_the_first_checkpoint_leaves_no_double_line(
     undisturbed: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
@@ -195,14 +213,15 @@ def test_death_at_every_point_of_a_save(
 
 
 @pytest.mark.slow
-def test_many_kills_change_nothing(tmp_path: Path) -> None:
-    """G1 in small: at least 40 kills, run after run until there are as many, every result the same."""
+@pytest.mark.parametrize("wanted", [40, 200])
+def test_many_kills_change_nothing(wanted: int, tmp_path: Path) -> None:
+    """G1: run after run until so many kills were made, every result the same."""
     config = short(epochs=6)
     begin = time.monotonic()
     assert command(config, tmp_path / "whole").wait() == 0
     life_time = time.monotonic() - begin
     kills, number = 0, 0
-    while kills < 40:
+    while kills < wanted:
         run = tmp_path / f"run-{number}"
         kills += survive(10, config, run, 0.5 * life_time, random.Random(number))
         assert trace_of(run) == trace_of(tmp_path / "whole")

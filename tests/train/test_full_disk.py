@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,9 @@ def test_a_full_disk_pauses_the_run(step: int, trace: dict[str, Any], tmp_path: 
 def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], tmp_path: Path) -> None:
     process = life(tmp_path / "run", FullDisk(6, -1), retry=60)
     process.wait_until(lambda: process.log.exists() and "training paused" in process.text)
-    begin = time.monotonic()
     process.send(number)
     assert process.wait() == code, process.text
-    assert time.monotonic() - begin < 30
+    assert process.text.count("training paused") == 1
     last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
     assert last is not None
     assert last.step == 5

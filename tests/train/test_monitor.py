@@ -12,8 +12,9 @@ from quatsphere.data import Dataset, Split
 from quatsphere.files.run_folder import RunFolder
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
 from quatsphere.models import build_model, create_model
+from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
 from quatsphere.train import Reporter
-from quatsphere.train.monitor import field_motion, look_inside, routing_entropy, routing_peak
+from quatsphere.train.monitor import look_inside
 from quatsphere.train.parallel import Team
 from quatsphere.train.run import fit_to_data, load_data
 from quatsphere.train.setting import Setting
@@ -63,9 +64,12 @@ def test_inside_a_model() -> None:
         "routing_entropy": 3,
         "routing_peak": 3,
         "beta": 3,
+        "beta_heads": 3,
         "bound": 2,
     }
     assert inside["beta"] == pytest.approx([math.log(2) + 0.1] * 3, rel=1e-5)
+    assert [len(heads) for heads in inside["beta_heads"]] == [4] * 3
+    assert [sum(heads) / 4 for heads in inside["beta_heads"]] == pytest.approx(inside["beta"], rel=1e-5)
     assert inside["bound"] == pytest.approx([(0.01 + math.pi / 4) / 2] * 2, rel=1e-5)
     assert all(0 < value <= 1 for value in inside["routing_entropy"])
     assert all(1 <= value <= 4 for value in inside["routing_peak"])
@@ -76,12 +80,13 @@ def test_parts_give_the_mean_of_the_whole() -> None:
     images = torch.randn(7, 1, 8, 8)
     whole, parts = look_inside(model, images, batch_size=7), look_inside(model, images, batch_size=3)
     assert parts.keys() == whole.keys()
+    assert parts.pop("beta_heads") == whole.pop("beta_heads")
     assert all(parts[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
 
 
 def test_inside_a_model_without_quaternions() -> None:
     inside = look_inside(create_model("resnet20", width=4), torch.randn(2, 3, 32, 32))
-    assert inside == {"routing_entropy": [], "routing_peak": [], "beta": [], "bound": []}
+    assert inside == {name: [] for name in ("routing_entropy", "routing_peak", "beta", "beta_heads", "bound")}
 
 
 @pytest.mark.parametrize("count", [7, 256, 400, 1000])

@@ -43,7 +43,7 @@ def test_the_layout(run: Path) -> None:
 def test_metrics_of_every_epoch(run: Path) -> None:
     first, second = records(run)
     fields = {"epoch", "step", "train", "val_accuracy", "best_val_accuracy", "learning_rates", "routing_entropy"}
-    fields |= {"routing_peak", "beta", "bound", "field_motion", "seconds", "images_per_second"}
+    fields |= {"routing_peak", "beta", "beta_heads", "bound", "field_motion", "seconds", "images_per_second"}
     assert set(first) == set(second) == fields
     assert (first["epoch"], first["step"], second["epoch"], second["step"]) == (1, 4, 2, 8)
     losses = {"loss", "cross_entropy", "head_diversity", "beta_penalty", "accuracy"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of
+from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of, write_idx
 
 from quatsphere.cli import main
 from quatsphere.config import ResNet20Config, RunConfig
@@ -136,13 +134,6 @@ def test_tensorboard_is_looked_for_before_the_run_begins(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"quatsphere\[track\]"):
         train(config(tensorboard=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    folder.mkdir(exist_ok=True)
-    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
-        head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-        (folder / f"train-{kind}-ubyte").write_bytes(head + values.astype(np.uint8).tobytes())
 
 
 @pytest.fixture

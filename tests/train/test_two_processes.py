@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of
+from tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of, write_idx
 from torch import Tensor
 
 from quatsphere.cli import main
@@ -48,7 +48,7 @@ def free_port() -> int:
 def start_team(work: Callable[[int], int | None], folder: Path, **environment: str) -> list[Process]:
     """`work(rank)` in two processes with the environment that torchrun gives."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    environment = {"QUATSPHERE_TIMEOUT": "60", **place, **environment}
+    environment = {"QUATSPHERE_TIMEOUT": "300", **place, **environment}
 
     def begin(rank: int) -> Process:
         own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -160,14 +160,12 @@ def test_a_run_of_two_is_close_to_a_run_of_one(undisturbed: dict[str, Any], tmp_
 
 
 def test_a_killed_process_is_missed_and_the_run_goes_on(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    """The other ends with exit code 7 in seconds; together they resume to the undisturbed result, bit for bit."""
+    """The other ends with exit code 7 without waiting; together they resume to the undisturbed result, bit for bit."""
     run = tmp_path / "run"
     team = run_team(config(), run)
     team[0].wait_until(has_step(run, 2))
     team[1].send(signal.SIGKILL)
-    begin = time.monotonic()
     assert codes(team) == [7, -signal.SIGKILL], texts(team)
-    assert time.monotonic() - begin < 40
     assert "quatsphere: error: another process is gone (" in team[0].text
     assert "start again with --resume" in team[0].text
     again = run_team(config(), run, "--resume")
@@ -197,6 +195,23 @@ def test_different_settings_are_noticed_at_the_start(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_data_may_lie_elsewhere_but_must_be_the_same(same: bool, tmp_path: Path) -> None:
+    images = torch.randint(256, (60, 8, 8), generator=torch.Generator().manual_seed(0)).numpy()
+    for rank in (0, 1):
+        images[0, 0, 0] = 0 if same else rank
+        write_idx(tmp_path / str(rank), images, torch.arange(60).numpy() % 3)
+
+    def work(rank: int) -> int:
+        settings = config(epochs=1, data={"name": "idx", "root": str(tmp_path / str(rank)), "train_limit": None})
+        return main(as_words(settings, tmp_path / "run"))
+
+    team = start_team(work, tmp_path)
+    assert codes(team) == ([0, 0] if same else [7, 7]), texts(team)
+    assert ("rank 1 has another data set than rank 0 (" in team[0].text) != same
+    assert (tmp_path / "run").exists() == same
+
+
 def test_what_stops_the_first_stops_all(tmp_path: Path) -> None:
     """Rank 0 alone knows the folder: its refusal must reach the others before they wait for gradients."""
     (tmp_path / "run").mkdir()
@@ -218,21 +233,65 @@ def test_alone_everything_is_trivial() -> None:
         team.share_buffers([torch.ones(1)])
 
 
-def test_a_team_that_nobody_joins_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in {**place, "QUATSPHERE_TIMEOUT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(DistributedError, match="another process is gone"):
+PLACE = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "1", "QUATSPHERE_TIMEOUT": "1"}
+BAD_PLACES = {
+    "WORLD_SIZE must be a whole number in 1..2147483647: got 'two'; use torchrun": {"WORLD_SIZE": "two"},
+    "RANK must be a whole number in 0..1: got '2'; use torchrun": {"RANK": "2"},
+    "MASTER_PORT must be a whole number in 0..65535: got '99999'; use torchrun": {"MASTER_PORT": "99999"},
+    "WORLD_SIZE is set but MASTER_PORT is not; start the processes with torchrun": {"MASTER_PORT": None},
+    "QUATSPHERE_TIMEOUT must be a number of seconds > 0: got 'soon'": {"QUATSPHERE_TIMEOUT": "soon"},
+}
+
+
+@pytest.mark.parametrize("message", BAD_PLACES)
+def test_an_environment_that_describes_no_team_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**PLACE, "MASTER_PORT": "29500", **BAD_PLACES[message]}.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=f"^{message}$"):
         join_team().__enter__()
-    monkeypatch.delenv("MASTER_PORT")
-    with pytest.raises(
-        ConfigError, match="WORLD_SIZE is set but MASTER_PORT is not; start the processes with torchrun"
-    ):
-        join_team().__enter__()
-    monkeypatch.setenv("MASTER_PORT", place["MASTER_PORT"])
-    monkeypatch.setenv("QUATSPHERE_TIMEOUT", "soon")
-    with pytest.raises(ConfigError, match="QUATSPHERE_TIMEOUT must be a number of seconds > 0: got 'soon'"):
-        join_team().__enter__()
+
+
+@pytest.mark.parametrize(("rank", "reason"), [("1", "timed out"), ("0", "port: .*EADDR")], ids=["nobody", "busy port"])
+def test_a_team_that_cannot_meet_is_one_line(rank: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """53. Rank 1 waits for a rank 0 that never comes; rank 0 finds another program at its port."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if rank == "0":
+            other.listen()
+        for name, value in {**PLACE, "RANK": rank, "MASTER_PORT": str(other.getsockname()[1])}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(DistributedError, match=f"^the 2 processes cannot meet at 127.*{reason}.*port that is free"):
+            join_team().__enter__()
+
+
+def wait_for_ever() -> None:
+    time.sleep(1000)
+
+
+def test_a_hang_shows_where_every_process_stands(tmp_path: Path) -> None:
+    """51. Rank 1 hangs outside any exchange; both print their stacks, and rank 0 ends with exit code 7."""
+
+    def work(rank: int) -> int:
+        with join_team() as team:
+            if rank == 1:
+                wait_for_ever()
+            try:
+                team.any(True)
+            except DistributedError as error:
+                print(error)
+                return error.exit_code
+        return 0
+
+    team = start_team(work, tmp_path, QUATSPHERE_TIMEOUT="2")
+    assert team[0].wait() == 7, texts(team)
+    team[1].wait_until(lambda: "in wait_for_ever" in team[1].text)
+    team[1].send(signal.SIGKILL)
+    assert team[1].wait() == -signal.SIGKILL
+    assert "another process does not answer (" in team[0].text
+    for rank, place in enumerate(("in any", "in wait_for_ever")):
+        head, _, stack = team[rank].text.partition(" it stands at\n")
+        assert head == f"quatsphere: note: rank {rank} has exchanged nothing for 2 s;"
+        assert place in stack
 
 
 @pytest.mark.slow
@@ -265,14 +324,13 @@ def test_batch_norm_in_two_processes_resumes_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_is_given_up(tmp_path: Path) -> None:
     run = tmp_path / "run"
     team = run_team(config(), run, QUATSPHERE_TIMEOUT="5")
     team[0].wait_until(has_step(run, 1))
     team[1].send(signal.SIGSTOP)
-    begin = time.monotonic()
     assert team[0].wait() == 7, team[0].text
-    assert time.monotonic() - begin < 20
+    assert "quatsphere: error: another process does not answer (" in team[0].text
     team[1].send(signal.SIGKILL)
     team[1].wait()
 
@@ -301,21 +359,27 @@ def test_torchrun_just_works(undisturbed: dict[str, Any], tmp_path: Path) -> Non
     assert trace_of(tmp_path / "run") == undisturbed
 
 
+def newest_step(run: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in run.glob("checkpoints/step-??????")), default=0)
+
+
 @pytest.mark.slow
-def test_torchrun_restarts_after_rank_kills(tmp_path: Path) -> None:
-    """G14 in small: one of the two is killed six times; torchrun starts both again, the end is the undisturbed one."""
-    settings = config(epochs=8)
+@pytest.mark.parametrize("kills", [4, 20])
+def test_torchrun_restarts_after_rank_kills(kills: int, tmp_path: Path) -> None:
+    """G14: whenever something new is saved one of the two is killed; torchrun starts both again, to the same end."""
+    settings = config(epochs=kills // 2 + 2)
     whole = run_team(settings, tmp_path / "whole")
     assert codes(whole) == [0, 0], texts(whole)
-    run = tmp_path / "run"
-    launcher = torchrun(settings, run, "--max-restarts=10")
-    for kill, step in enumerate((2, 6, 11, 15, 20, 26)):
-        while not has_step(run, step)():
+    run, killed_at = tmp_path / "run", 0
+    launcher = torchrun(settings, run, f"--max-restarts={kills + 5}")
+    for kill in range(kills):
+        while newest_step(run) <= killed_at:
             assert launcher.poll() is None
             time.sleep(0.02)
         workers = children_of(launcher.pid)
         os.kill(workers[kill % len(workers)], signal.SIGKILL)
         time.sleep(0.5)
+        killed_at = newest_step(run)
     _, said = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said
     assert trace_of(run) == trace_of(tmp_path / "whole")

@@ -8,12 +8,15 @@ import json
 import os
 import shutil
 import signal
+import struct
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from quatsphere.cli import main
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
@@ -56,6 +59,14 @@ def as_words(config: RunConfig, run: Path, *more: str) -> list[str]:
         for name, value in fields.items()
     ]
     return ["train", *words, f"--run-dir={run}", *more]
+
+
+def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """Training images and labels as IDX files: a data set that a test may change."""
+    folder.mkdir(exist_ok=True)
+    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+        head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+        (folder / f"train-{kind}-ubyte").write_bytes(head + values.astype(np.uint8).tobytes())
 
 
 class Copies(Reporter):
@@ -137,7 +148,7 @@ class Process:
         """A signal."""
         os.kill(self.pid, number)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait for something the process does; an early end is a failure."""
         end = time.monotonic() + seconds
         while not condition():

@@ -76,7 +76,7 @@ def _preview(asked: argparse.Namespace) -> int:
     from quatsphere.models import create_model
     from quatsphere.train.run import load_data
 
-    _, pictures = need_report()
+    pictures = need_report()
     with Ticker("reading data") as ticker:
         reading = {"root": asked.root, "image_size": asked.image_size, "skip_bad": asked.skip_bad}
         dataset = load_data(DataConfig(name=asked.name, **reading), note, ticker)

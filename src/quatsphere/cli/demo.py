@@ -1,4 +1,4 @@
-"""quatsphere demo: train QSV on the embedded digits, print a table, and leave a page of pictures."""
+"""quatsphere demo: train QSV on the embedded digits, print a table, and leave a report and a 3-D view."""
 
 from __future__ import annotations
 
@@ -24,20 +24,35 @@ def run(words: list[str]) -> int:
 
     config = resolve("demo", ["--preset", "demo", *rest]).config
     from quatsphere.cli.console import LiveReporter, evaluation_table
-    from quatsphere.cli.looks import need_report, write_run_page
+    from quatsphere.cli.looks import need_report
     from quatsphere.train import train
 
     need_report()
     folder = free_folder(asked.run_dir)
     result = train(config, folder, reporter=LiveReporter())
-    path = write_run_page(folder, result)
+    pages = write_pages(Path(folder))
     if asked.json:
-        print(json.dumps({**result, "page": str(path)}))
+        print(json.dumps({**result, **pages}))
         return 0
     Console().print(evaluation_table(result["test"], f"{result['data']}: {result['parameters']:,} parameters"))
     print(f"test accuracy {result['test_accuracy']:.3f}")
-    print(f"pictures: {path}")
+    for name, path in pages.items():
+        print(f"{name}: {path}")
     return 0
+
+
+def write_pages(folder: Path) -> dict[str, str]:
+    """The view, where the model has shells, and the report, which links to it."""
+    from quatsphere.cli.run_looks import write_run_report
+    from quatsphere.cli.trained import open_run
+    from quatsphere.cli.view import two_test_images, write_view_of
+
+    trained = open_run(str(folder))
+    pages = {"report": str(folder / "report.html")}
+    if hasattr(trained.model, "layout"):
+        pages["view"] = write_view_of(trained, two_test_images(trained, None), folder / "view.html")["view"]
+    write_run_report(folder, folder / "report.html")
+    return pages
 
 
 def free_folder(wanted: str) -> str:

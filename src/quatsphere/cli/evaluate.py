@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -35,19 +34,11 @@ def run(words: list[str]) -> int:
 
 
 def measure(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
-    """Every measure of one split; only of the data the run was trained on."""
-    from quatsphere.cli.console import Ticker, note
-    from quatsphere.errors import CheckpointError
+    """Every measure of one split."""
+    from quatsphere.cli.console import Ticker
+    from quatsphere.cli.trained import data_of
     from quatsphere.train.evaluation import evaluate
-    from quatsphere.train.run import load_data
 
-    with Ticker("reading data") as ticker:
-        data = trained.config.data if root is None else replace(trained.config.data, root=root)
-        dataset = load_data(data, note, ticker)
-    if dataset.fingerprint != trained.meta["fingerprint"]:
-        raise CheckpointError(
-            f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
-            f"{trained.meta['fingerprint'][:12]}); name the right files with --data.root"
-        )
+    dataset = data_of(trained, root)
     with Ticker("evaluating") as ticker:
         return evaluate(trained.model, dataset, split, progress=ticker).report()

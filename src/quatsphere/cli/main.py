@@ -19,9 +19,14 @@ from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
     "evaluate": "accuracy, per-class accuracy, confusion and calibration of a run",
+    "diagnose": "what a run looks like inside: routing, field, vertices, cost, beside the paper's values",
+    "figures": "the paper's figures and more, drawn from runs and results",
     "predict": "name the classes of image files with a trained run",
     "data": "get, verify or preview a data set",
+    "study": "run the paper's tables, check its claims, report",
     "info": "this machine, the kernel that runs and why, a model's parameters",
+    "report": "one page about a run or a study: numbers, figures, claims, predictions",
+    "view": "a page to turn the shells of a trained run and look at every vertex",
     "demo": "train on the embedded digits and look at the result",
 }
 

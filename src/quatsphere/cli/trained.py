@@ -6,15 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.console import note
+from quatsphere.cli.console import Ticker, note
 from quatsphere.cli.settings import group_types
 from quatsphere.config import RunConfig
+from quatsphere.data import Dataset
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.files.checkpoint import load_best, load_last_good, read_pointer
 from quatsphere.files.run_folder import RunFolder
 from quatsphere.files.safe_yaml import read_yaml
 from quatsphere.models import Model, build_model
 from quatsphere.train.restore import restore_weights
+from quatsphere.train.run import load_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,19 @@ def open_run(path: str) -> Trained:
     restore_weights(model, checkpoint.weights, say=note)
     model.eval()
     return Trained(run, config, model, checkpoint.step, checkpoint.meta)
+
+
+def data_of(trained: Trained, root: str | None = None) -> Dataset:
+    """The data a run was trained on, from another place if need be; any other data is refused."""
+    with Ticker("reading data") as ticker:
+        config = trained.config.data if root is None else dataclasses.replace(trained.config.data, root=root)
+        dataset = load_data(config, note, ticker)
+    if dataset.fingerprint != trained.meta["fingerprint"]:
+        raise CheckpointError(
+            f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
+            f"{trained.meta['fingerprint'][:12]}); name the right files with --data.root"
+        )
+    return dataset
 
 
 def stored_config(path: Path) -> RunConfig:

@@ -1,7 +1,8 @@
 """The checkpoints of a run: save, go back to the newest good one, to the best one, and forget old ones.
 
-The rename of a finished `step-N.tmp.PID` folder is the one moment at which a checkpoint comes into being. Everything
-a resume needs is inside it, also which step was the best so far; the files `best` and `last` beside the folders
+The rename of a finished `step-N.tmp.PID` folder is the one moment at which a checkpoint comes into being; one that it
+replaces waits aside as `step-N.old` until then, and is read from there should its successor never come. Everything a
+resume needs is inside it, also which step was the best so far; the files `best` and `last` beside the folders
 only repeat that for people and for `load_best`, and a resume puts them right if a kill came between.
 """
 
@@ -25,6 +26,7 @@ from quatsphere.files.step_folder import (
     read_step,
     step_name,
     step_of,
+    steps_in,
     title,
     write_step,
 )
@@ -59,7 +61,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path
         dump_tensors(checkpoint.weights),
         dump_tensors(checkpoint.state),
     )
-    older = _newest_first(folder)
+    older = steps_in(folder)
     advice = f"{title(older[0])} kept; free some space" if older else "free some space"
     with atomic.disk_errors("checkpoint", folder, content.size, advice):
         if not folder.is_dir():
@@ -81,7 +83,7 @@ def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | No
     The folders decide, not `last`: a kill after the rename and before the pointer must not cost a checkpoint. Both
     pointers are then made to agree with what was loaded, so call it as the run's only writer.
     """
-    paths = _newest_first(folder)
+    paths = steps_in(folder)
     for path, *older in (paths[i : i + 2] for i in range(len(paths))):
         try:
             content = read_step(path)
@@ -123,7 +125,7 @@ def prune(folder: Path, keep: int) -> None:
     """
     if keep < 2:
         raise ConfigError(f"keep must be >= 2: got {keep}; one checkpoint alone cannot survive its own damage")
-    paths = _newest_first(folder)
+    paths = steps_in(folder)
     last = read_pointer(folder, "last")
     if last is None or last not in paths:
         return
@@ -140,11 +142,6 @@ def prune(folder: Path, keep: int) -> None:
     for path in paths:
         if path not in kept:
             atomic.remove_folder(path)
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    found = [(step, path) for path in folder.glob("step-*") if (step := step_of(path.name)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _parse(path: Path, content: StepFolder) -> Checkpoint:

@@ -16,6 +16,7 @@ from quatsphere.files import atomic
 from quatsphere.files.lock import folder_lock
 from quatsphere.files.reading import read_regular
 from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.files.step_folder import settle_all
 
 _LOCK = ".lock"
 _LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")
@@ -101,8 +102,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only writer; what killed writers left half-done is removed on entry."""
+        """Be the only writer; what killed writers left half-done is undone on entry."""
         with folder_lock(self.path / _LOCK, self.name, self.say):
+            settle_all(self.checkpoints)
             atomic.remove_leftovers(self.path)
             yield
 

@@ -19,6 +19,7 @@ from quatsphere.files.reading import read_regular
 FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,12})")
+_ASIDE = ".old"
 _MANIFEST_LIMIT = 64 << 20
 
 
@@ -58,6 +59,13 @@ def step_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def steps_in(folder: Path) -> list[Path]:
+    """The paths of all steps, the newest first; also of a step that is only there aside."""
+    names = {path.name.removesuffix(_ASIDE) for path in folder.glob("step-*")}
+    found = [(step, name) for name in names if (step := step_of(name)) is not None]
+    return [folder / name for _, name in sorted(found, reverse=True)]
+
+
 def title(path: Path) -> str:
     """`step 1200` for `step-001200`, else the folder's name: a copied checkpoint may have any."""
     step = step_of(path.name)
@@ -67,6 +75,7 @@ def title(path: Path) -> str:
 def write_step(path: Path, content: StepFolder) -> None:
     """Make `path` hold `content`: nothing to do, a new manifest for equal tensors, or a new folder."""
     manifest = _manifest(content)
+    settle(path)
     try:
         old = read_step(path)
     except CheckpointError:
@@ -78,7 +87,12 @@ def write_step(path: Path, content: StepFolder) -> None:
 
 
 def read_step(path: Path) -> StepFolder:
-    """The content of a step folder, verified before anything parses it: the bytes checked are the bytes returned."""
+    """The content of a step folder, verified before anything parses it: the bytes checked are the bytes returned.
+
+    A step that is being replaced is read from where it was moved aside.
+    """
+    if not path.is_dir() and _aside(path).is_dir():
+        path = _aside(path)
     if not path.is_dir():
         raise CheckpointError(f"no checkpoint ({path} is no folder); give a folder 'step-NNNNNN' of a run")
     try:
@@ -93,6 +107,27 @@ def read_step(path: Path) -> StepFolder:
     if step_of(path.name) not in (None, content.step):
         raise DamagedCheckpoint(path, f"holds step {content.step}", MANIFEST)
     return content
+
+
+def settle(path: Path) -> None:
+    """End a replacement that was cut short: what was moved aside goes if its successor is there, else comes back."""
+    aside = _aside(path)
+    if path.exists() and aside.exists():
+        atomic.remove_folder(aside)
+    elif aside.exists():
+        os.replace(aside, path)
+        atomic.sync_folder(path.parent)
+
+
+def settle_all(folder: Path) -> None:
+    """`settle` every step of a folder; for its only writer."""
+    for path in steps_in(folder):
+        settle(path)
+
+
+def _aside(path: Path) -> Path:
+    """Where a step waits for its successor; not the name of a step nor of a leftover."""
+    return path.with_name(path.name + _ASIDE)
 
 
 def _manifest(content: StepFolder) -> bytes:
@@ -129,7 +164,10 @@ def _best_name(best: Any) -> str | None:
 
 
 def _write_folder(path: Path, files: dict[str, bytes]) -> None:
-    """Build the folder beside its place, then rename it; what was in its place was damaged or given up."""
+    """Build the folder beside its place, then rename it.
+
+    What is in its place is moved aside and deleted last: at no instant is there neither the old nor the new one.
+    """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -138,11 +176,13 @@ def _write_folder(path: Path, files: dict[str, bytes]) -> None:
             atomic.write_durable(temporary / name, data)
         atomic.sync_folder(temporary)
         if path.exists():
-            atomic.remove_folder(path)
+            atomic.put_in_place(path, _aside(path))
         atomic.put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        settle(path)
 
 
 def _read_tensors(path: Path, name: str, size: int, sha256: str) -> bytes:

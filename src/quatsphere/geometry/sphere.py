@@ -64,3 +64,9 @@ def angular_separation(a: Float[Tensor, "*#batch 3"], b: Float[Tensor, "*#batch 
 def mean_spacing(count: int) -> float:
     """Side of the square that one of `count` vertices has to itself on the unit sphere, √(4π/V) radians."""
     return math.sqrt(4 * math.pi / count)
+
+
+def riesz_energy(points: Float[Tensor, "v 3"]) -> Float[Tensor, ""]:
+    """Σ_{i<j} 1/ϑ_ij, the energy whose force is eq:coulomb: low when vertices are spread evenly."""
+    i, j = torch.triu_indices(len(points), len(points), offset=1)
+    return (1 / angular_separation(points[i], points[j])).sum()

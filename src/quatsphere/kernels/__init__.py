@@ -9,8 +9,8 @@ from quatsphere.kernels.attention import (
     quaternion_attention,
     routing_weights,
 )
-from quatsphere.kernels.neighbour_ops import resample_vertices
-from quatsphere.kernels.per_token import feed_forward, perturb, perturb_by
+from quatsphere.kernels.numba_cpu_masks import register_masks
+from quatsphere.kernels.per_token import feed_forward, perturb, perturb_by, resample_vertices, tangent
 from quatsphere.kernels.problem import Problem
 
 __all__ = [
@@ -26,4 +26,7 @@ __all__ = [
     "quaternion_attention",
     "resample_vertices",
     "routing_weights",
+    "tangent",
 ]
+
+register_masks()

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, reference
+from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, reference, triton_gpu
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum
 from quatsphere.kernels.problem import Problem
 
@@ -20,20 +20,57 @@ BACKENDS: dict[str, Callable[[Problem], Tensor]] = {
 }
 if numba_cpu.available():
     BACKENDS["numba_cpu"] = numba_cpu.quaternion_attention
+if triton_gpu.available():
+    BACKENDS["triton_gpu"] = triton_gpu.quaternion_attention
+FUSED = {
+    "cpu": (
+        "numba_cpu",
+        "fused loops for the CPU",
+        "numba is not installed; with it the kernel is many times faster: pip install numba",
+    ),
+    "cuda": (
+        "triton_gpu",
+        "fused kernels for the GPU, equal to plain torch in a self-check",
+        "triton is not installed; it compiles the fused kernel: pip install triton",
+    ),
+}
+"""device type (ROCm's is cuda as well) -> (its own backend, why it runs, why it does not)."""
 Keep = Float[Tensor, "b t k h"] | Bool[Tensor, "b t k h"]
 
 
+def backends_on(device: str = "cpu") -> list[str]:
+    """The backends that run on a device; a fused one runs on its own type alone, unless Triton is interpreted."""
+    kind = device.partition(":")[0]
+    elsewhere = {FUSED[other][0] for other in FUSED if other != kind}
+    return [name for name in BACKENDS if name not in elsewhere or (name == "triton_gpu" and triton_gpu.INTERPRETED)]
+
+
 def explain_backend(name: str, device: str = "cpu") -> tuple[str, str]:
-    """(backend that runs, why) for a requested name and device type; `auto` is the fastest exact one."""
-    if name != "auto":
-        if name not in BACKENDS:
-            raise ConfigError(f"unknown backend {name!r}; choose one of auto, {', '.join(BACKENDS)}")
-        return name, "asked for by name"
-    if device != "cpu":
-        return "factored", f"plain torch on {device}"
-    if "numba_cpu" not in BACKENDS:
-        return "factored", "numba is not installed; with it the kernel is many times faster: pip install numba"
-    return "numba_cpu", "fused loops for the CPU"
+    """(backend that runs, why) for a requested name and a device; `auto` is the fastest exact one."""
+    if name == "auto":
+        return _fastest(device)
+    if name not in backends_on(device):
+        known = name in BACKENDS or name in {fused for fused, *_ in FUSED.values()}
+        rule = f"backend {name!r} does not run here on {device}" if known else f"unknown backend {name!r}"
+        raise ConfigError(f"{rule}; choose one of auto, {', '.join(backends_on(device))}")
+    return name, "asked for by name"
+
+
+def _fastest(device: str) -> tuple[str, str]:
+    """The device's own fused backend if it is there and, on a GPU, passes its self-check; else plain torch."""
+    kind = device.partition(":")[0]
+    if kind not in FUSED:
+        return "factored", f"plain torch on {kind}"
+    name, reason, missing = FUSED[kind]
+    if name not in BACKENDS:
+        return "factored", missing
+    if name == "triton_gpu":
+        from quatsphere.kernels import triton_check  # needs torch's compiler, which takes seconds to import
+
+        fault = triton_check.fault_on(device)
+        if fault is not None:
+            return "factored", f"the fused kernel failed its self-check: {fault}"
+    return name, reason
 
 
 def choose_backend(name: str, device: str = "cpu") -> str:
@@ -59,16 +96,17 @@ def quaternion_attention(
 
     Fields are unit quaternions, real part first. `keep` multiplies the weights after the softmax: pass zeros and
     1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
-    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference,
-    factored or numba_cpu.
+    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference, factored, numba_cpu or
+    triton_gpu. The kernel casts at its border to the widest dtype of the inputs, at least float32; triton_gpu reads
+    narrow features as they are and widens them on the way.
     """
-    backend = choose_backend(backend, features.device.type)
+    backend = choose_backend(backend, str(features.device))
     dtype = _working_dtype(target_field, source_field, features, beta)
     with torch.autocast(features.device.type, enabled=False):
         problem = Problem(
             target_field.to(dtype),
             source_field.to(dtype),
-            features.to(dtype),
+            features if backend == "triton_gpu" else features.to(dtype),
             neighbours,
             beta.to(dtype),
             routing,
@@ -106,7 +144,7 @@ def dot_product_attention(
     with torch.autocast(values.device.type, enabled=False):
         queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
         keep = None if keep is None else keep.to(dtype)
-        if choose_backend(backend, values.device.type) == "numba_cpu":
+        if values.device.type == "cpu" and choose_backend(backend) == "numba_cpu":
             return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep)
         weights = dot_product_weights(queries, keys, neighbours)
         return gather_sum(weights if keep is None else weights * keep, values, neighbours)

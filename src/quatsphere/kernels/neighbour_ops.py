@@ -108,9 +108,3 @@ def _scatter_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 edge_dot.register_autograd(_edge_dot_backward, setup_context=_save)
 gather_sum.register_autograd(_gather_sum_backward, setup_context=_save)
 scatter_sum.register_autograd(_scatter_sum_backward, setup_context=_save)
-
-
-def resample_vertices(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """`interp` of eq:residual: Σ_m w_im x_n(i,m) along the vertex axis, (B, S, d) -> (B, T, d)."""
-    weights = weights.to(x.dtype)[None, :, :, None].expand(x.shape[0], -1, -1, 1)
-    return gather_sum(weights, x.unsqueeze(2), indices).squeeze(2)

@@ -20,6 +20,7 @@ from quatsphere.kernels.numba_transport import (
     conjugate,
     dot,
     lift,
+    load_tile,
     rotation,
     store_tile,
     turn,
@@ -195,7 +196,7 @@ def apply_keep(inputs, sizes, item, vertex, weights, at, kept):  # type: ignore[
 @inner
 def route(inputs, sizes, item, vertex, tables, key, scratch, at, kept):  # type: ignore[no-untyped-def]
     """Scores and weights (k, 8) of one target into the scratch, its kept weights into kept[at:]."""
-    scores, weights, _ = scratch
+    scores, weights, _, _ = scratch
     _, first, _ = item_heads(sizes, item)
     store_tile(tables.target_keys, vertex * TILE, key)
     if sizes.routing != UNIFORM:
@@ -214,8 +215,7 @@ def attend_targets(inputs, sizes, item, start, stop, tables, scratch, out):  # t
         offset, stride, count = feature_place(sizes, sizes.targets, item, vertex)
         back = conjugate(q)
         matrix = rotation(back)
+        hear(inputs.neighbours, sizes.neighbours, sizes.channels, vertex, tables.lifted, weights, zero, scratch[3])
         for channel in range(sizes.channels):
-            heard = hear(
-                inputs.neighbours, sizes.neighbours, sizes.channels, vertex, channel, tables.lifted, weights, zero
-            )
+            heard = load_tile(scratch[3], channel * TILE)
             store_quaternions(out, offset + 4 * channel, stride, count, lift(sizes.transport, back, matrix, heard))

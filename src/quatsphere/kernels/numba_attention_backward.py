@@ -67,7 +67,7 @@ class Gradients(NamedTuple):
 def score_gradients(sizes, vertex, tables, beta, scratch):  # type: ignore[no-untyped-def]
     """From one target's scores, weights and weight gradients (k, 8) to its score gradients; returns its part of dβ."""
     k, zero, one = sizes.neighbours, splat(beta, 0.0), splat(beta, 1.0)
-    scores, weights, dots = scratch
+    scores, weights, dots, _ = scratch
     mean = zero
     for slot in range(k):
         mean = fma(load(tables.kept, (vertex * k + slot) * LANES), load(dots, slot * LANES), mean)
@@ -167,7 +167,8 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
             edge_dots(inputs.neighbours, k, Q, vertex, tables.gradient, tables.lifted, scratch[2])
             beta_gradient = beta_gradient + score_gradients(sizes, vertex, tables, beta, scratch)
             slots = vertex * k * LANES
-            through_key = hear(inputs.neighbours, k, 1, vertex, 0, tables.keys, tables.score_gradient, slots)
+            hear(inputs.neighbours, k, 1, vertex, tables.keys, tables.score_gradient, slots, scratch[3])
+            through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
             at = (item * sizes.targets + vertex) * 3
             through_key = through_geometric_key(inputs, q, through_key, vertex, count, gradients.target_directions, at)
@@ -194,7 +195,7 @@ def source_directions_gradient(inputs, vertex, key_gradient, count, out, at):  #
 
 
 @inner
-def source_gradients(inputs, sizes, item, start, stop, graph, tables, gradients):  # type: ignore[no-untyped-def]
+def source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, gradients):  # type: ignore[no-untyped-def]
     """Sources start..stop: dx_j, dq_j and dp_j from what their listeners wrote."""
     image, first, count = item_heads(sizes, item)
     zero = splat(tables.kept, 0.0)
@@ -204,14 +205,16 @@ def source_gradients(inputs, sizes, item, start, stop, graph, tables, gradients)
         matrix = rotation(back)
         torque, through_key = (zero, zero, zero, zero), (zero, zero, zero, zero)
         offset, stride, _ = feature_place(sizes, sizes.sources, item, vertex)
+        listen(graph, sizes.channels, vertex, tables.gradient, tables.kept, scratch[3])
         for channel in range(sizes.channels):
-            g = listen(graph, sizes.channels, vertex, channel, tables.gradient, tables.kept)
+            g = load_tile(scratch[3], channel * TILE)
             y = load_tile(tables.lifted, (vertex * sizes.channels + channel) * TILE)
             torque = add_torque(sizes.transport, torque, g, y)
             lowered = lift(sizes.transport, back, matrix, g)
             store_quaternions(gradients.features, offset + 4 * channel, stride, count, lowered)
         if sizes.routing != UNIFORM:
-            through_key = listen(graph, 1, vertex, 0, tables.target_keys, tables.score_gradient)
+            listen(graph, 1, vertex, tables.target_keys, tables.score_gradient, scratch[3])
+            through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
             at = (item * sizes.sources + vertex) * 3
             source_directions_gradient(inputs, vertex, through_key, count, gradients.source_directions, at)

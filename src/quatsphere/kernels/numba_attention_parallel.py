@@ -11,7 +11,7 @@ import numpy as np
 
 from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
 from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
-from quatsphere.kernels.numba_neighbours import Reversed, reverse_graph
+from quatsphere.kernels.numba_neighbours import reverse_graph
 from quatsphere.kernels.numba_threads import Part, compiled, share_out, thread_count
 from quatsphere.kernels.numba_transport import TILE
 from quatsphere.kernels.numba_vector import LANES
@@ -41,7 +41,7 @@ def lift_and_differentiate(items, lifts, targets, sources, inputs, sizes, output
             start, stop, number = chunk * CHUNK, min((chunk + 1) * CHUNK, sizes.targets), item * chunks + chunk
             target_gradients(inputs, sizes, item, start, stop, number, outputs, tables, scratch, gradients)
         start, stop = sources[0] * CHUNK, min(sources[1] * CHUNK, sizes.sources)
-        source_gradients(inputs, sizes, item, start, stop, graph, tables, gradients)
+        source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, gradients)
 
 
 def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
@@ -69,7 +69,7 @@ def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], grad
     """All gradients from outputs = (output, its gradient)."""
     items, dtype = sizes.images * sizes.blocks, outputs[0].dtype
     chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
-    graph = Reversed(*reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources))
+    graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
     def run(part: Part, pieces: list[Part], tables: Tables) -> None:
         scratch = _scratch(sizes, dtype)
@@ -94,10 +94,10 @@ def _chunks(vertices: int) -> int:
     return -(-vertices // CHUNK)
 
 
-def _scratch(sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any]:
-    """One target's scores, weights and their gradients, each (k, 8)."""
-    k = sizes.neighbours * LANES
-    return np.empty(k, dtype), np.empty(k, dtype), np.empty(k, dtype)
+def _scratch(sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any, Any]:
+    """One target's scores, weights and their gradients, each (k, 8), and a vertex's sums (Q, 4, 8)."""
+    k, Q = sizes.neighbours * LANES, sizes.channels * TILE
+    return np.empty(k, dtype), np.empty(k, dtype), np.empty(k, dtype), np.empty(Q, dtype)
 
 
 def _tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:

@@ -1,5 +1,6 @@
 """The fused perturbation of the field on CPUs (Numba): torch operators around the loops of `numba_field`."""
 
+import math
 from typing import Any
 
 import torch
@@ -12,33 +13,61 @@ LANES = 8
 
 
 @torch.library.custom_op("quatsphere::perturb", mutates_args=(), device_types="cpu")
-def perturb(raw: Tensor, bound: Tensor, base: Tensor) -> Tensor:
-    """normalize(base ⊗ exp(bound tanh(raw))): (B, V, H, 3), scalar <= 1, (V, H, 4) -> (B, V, H, 4), real first.
+def perturb(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor) -> Tensor:
+    """normalize(base ⊗ exp(bound tanh(gelu(hidden) weight + bias))), real first: (B, V, H * I), (H, I, 3), (H, 3),
+    scalar <= 1, (V, H, 4) -> (B, V, H, 4); I is a multiple of 4.
 
-    Exact at raw = 0. The series behind it hold for bounds up to 1 (the paper's end at π/4).
+    Exact at a zero tangent. The series behind it hold for bounds up to 1 (the paper's end at π/4).
     """
     from quatsphere.kernels import numba_field as loops
 
-    out = raw.new_empty(*raw.shape[:-1], 4)
-    arrays = loops.FieldArrays(flat(raw), flat(base), flat(out))
-    loops.perturb_all(raw.shape[0], base.numel() // 4, _checked(bound), arrays)
+    out = hidden.new_empty(*hidden.shape[:2], *base.shape[1:])
+    sizes, arrays = _arguments(hidden, weight, bias, base, out)
+    loops.perturb_all(sizes, _checked(bound), arrays)
     return out
 
 
 @torch.library.custom_op("quatsphere::perturb_backward", mutates_args=(), device_types="cpu")
 def perturb_backward(
-    gradient: Tensor, out: Tensor, raw: Tensor, bound: Tensor, base: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of (raw, bound, base)."""
+    gradient: Tensor, out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of (hidden, weight, bias, bound, base)."""
     from quatsphere.kernels import numba_field as loops
 
-    count = base.numel() // 4
-    chunks = -(-count // (LANES * loops.CHUNK))
-    into = (raw.new_empty(raw.shape), base.new_empty(base.shape), raw.new_empty(chunks, LANES))
-    arrays = loops.FieldArrays(flat(raw), flat(base), flat(out))
-    gradients = loops.FieldGradients(flat(gradient), flat(into[0]), flat(into[1]), flat(into[2]))
-    loops.differentiate_all(raw.shape[0], count, _checked(bound), arrays, gradients)
-    return into[0], sum_in_order(into[2], (0, 1)), into[1]
+    sizes, arrays = _arguments(hidden, weight, bias, base, out)
+    chunks = loops.chunk_count(sizes)
+    weights = hidden.new_zeros(chunks, sizes.phases, sizes.width, 3, LANES)
+    biases = hidden.new_zeros(chunks, sizes.phases, 3, LANES)
+    into = (hidden.new_empty(hidden.shape), torch.zeros_like(base), weights, biases, hidden.new_empty(chunks, LANES))
+    loops.differentiate_all(sizes, _checked(bound), arrays, loops.FieldGradients(flat(gradient), *map(flat, into)))
+    heads = weight.shape[0]
+    return (
+        into[0],
+        _from_lanes(sum_in_order(weights, 0), heads),
+        _from_lanes(sum_in_order(biases, 0), heads),
+        sum_in_order(into[4], (0, 1)),
+        into[1],
+    )
+
+
+def _to_lanes(table: Tensor) -> Tensor:
+    """(H, ...) -> (phases, ..., 8): lane l of phase n belongs to head (8 n + l) mod H."""
+    heads = torch.arange(math.lcm(table.shape[0], LANES)) % table.shape[0]
+    return table[heads].unflatten(0, (-1, LANES)).movedim(1, -1)
+
+
+def _from_lanes(table: Tensor, heads: int) -> Tensor:
+    """The adjoint of `_to_lanes`: sums over the lanes of each head."""
+    return table.movedim(-1, 1).flatten(0, 1).unflatten(0, (-1, heads)).sum(0)
+
+
+def _arguments(hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, out: Tensor) -> tuple[Any, Any]:
+    """(FieldSizes, FieldArrays) of the compiled loops."""
+    from quatsphere.kernels.numba_field import FieldArrays, FieldSizes
+
+    weight = _to_lanes(weight)
+    sizes = FieldSizes(hidden.shape[0], base.numel() // 4, weight.shape[1], weight.shape[0])
+    return sizes, FieldArrays(*map(flat, (hidden, weight, _to_lanes(bias), base, out)))
 
 
 def _checked(bound: Tensor) -> float:
@@ -49,20 +78,20 @@ def _checked(bound: Tensor) -> float:
 
 
 @perturb.register_fake
-def _(raw: Tensor, bound: Tensor, base: Tensor) -> Tensor:
-    return raw.new_empty(*raw.shape[:-1], 4)
+def _(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor) -> Tensor:
+    return hidden.new_empty(*hidden.shape[:2], *base.shape[1:])
 
 
 @perturb_backward.register_fake
-def _(gradient: Tensor, out: Tensor, raw: Tensor, bound: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return raw.new_empty(raw.shape), bound.new_empty(()), base.new_empty(base.shape)
+def _(gradient: Tensor, out: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output, *inputs)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
     return perturb_backward(gradient, *ctx.saved_tensors)
 
 

@@ -30,7 +30,7 @@ def feed_forward_backward(gradient: Tensor, x: Tensor, up: Tensor, down: Tensor)
     from quatsphere.kernels import numba_hamilton as loops
 
     widths, matrices = _arguments(x, up, down)
-    chunks = loops.item_count(widths) // widths.heads
+    chunks = loops.chunk_count(widths)
     up_parts = x.new_empty(chunks, widths.heads, widths.narrow, widths.wide)
     down_parts = x.new_empty(chunks, widths.heads, widths.wide, widths.narrow)
     out = x.new_empty(x.shape)

@@ -12,9 +12,9 @@ import numpy as np
 
 from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place, softmax
 from quatsphere.kernels.numba_attention_backward import score_gradients
-from quatsphere.kernels.numba_neighbours import Reversed, edge_dots, hear, listen, reverse_graph
+from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen, reverse_graph
 from quatsphere.kernels.numba_threads import compiled, share_out
-from quatsphere.kernels.numba_transport import TILE, store_tile
+from quatsphere.kernels.numba_transport import TILE, load_tile, store_tile
 from quatsphere.kernels.numba_vector import LANES, inner, load_quaternions, splat, store_quaternions
 
 
@@ -52,7 +52,7 @@ def to_lanes(sizes, tensor, vertices, item, table):  # type: ignore[no-untyped-d
 @inner
 def weigh(inputs, sizes, item, vertex, tables, scratch, scale):  # type: ignore[no-untyped-def]
     """Scores, weights and kept weights of one target."""
-    scores, weights, _ = scratch
+    scores, weights, _, _ = scratch
     k = sizes.neighbours
     edge_dots(inputs.neighbours, k, sizes.channels, vertex, tables.queries, tables.keys, scores)
     softmax(sizes, scale, scores, weights)
@@ -60,22 +60,26 @@ def weigh(inputs, sizes, item, vertex, tables, scratch, scale):  # type: ignore[
 
 
 @inner
-def hear_into(neighbours, sizes, item, vertex, sources, weights, out):  # type: ignore[no-untyped-def]
-    """Σ_s w_is b_n(i,s) of all channels of one target -> out (B, T, H, C)."""
-    offset, stride, count = feature_place(sizes, sizes.targets, item, vertex)
-    k = sizes.neighbours
+def from_lanes(sizes, vertices, item, vertex, row, out):  # type: ignore[no-untyped-def]
+    """One vertex's sums (C/4, 4, 8) -> out (B, V, H, C)."""
+    offset, stride, count = feature_place(sizes, vertices, item, vertex)
     for channel in range(sizes.channels):
-        heard = hear(neighbours, k, sizes.channels, vertex, channel, sources, weights, vertex * k * LANES)
-        store_quaternions(out, offset + 4 * channel, stride, count, heard)
+        store_quaternions(out, offset + 4 * channel, stride, count, load_tile(row, channel * TILE))
 
 
 @inner
-def listen_into(graph, sizes, item, vertex, targets, weights, out):  # type: ignore[no-untyped-def]
+def hear_into(neighbours, sizes, item, vertex, sources, weights, row, out):  # type: ignore[no-untyped-def]
+    """Σ_s w_is b_n(i,s) of all channels of one target -> out (B, T, H, C)."""
+    k = sizes.neighbours
+    hear(neighbours, k, sizes.channels, vertex, sources, weights, vertex * k * LANES, row)
+    from_lanes(sizes, sizes.targets, item, vertex, row, out)
+
+
+@inner
+def listen_into(graph, sizes, item, vertex, targets, weights, row, out):  # type: ignore[no-untyped-def]
     """Σ over the edges into one source of w_is a_i, all channels -> out (B, S, H, C)."""
-    offset, stride, count = feature_place(sizes, sizes.sources, item, vertex)
-    for channel in range(sizes.channels):
-        told = listen(graph, sizes.channels, vertex, channel, targets, weights)
-        store_quaternions(out, offset + 4 * channel, stride, count, told)
+    listen(graph, sizes.channels, vertex, targets, weights, row)
+    from_lanes(sizes, sizes.sources, item, vertex, row, out)
 
 
 @compiled
@@ -87,7 +91,7 @@ def attend_items(items, inputs, sizes, tables, scratch, scale, out):  # type: ig
         to_lanes(sizes, inputs.values, sizes.sources, item, tables.values)
         for vertex in range(sizes.targets):
             weigh(inputs, sizes, item, vertex, tables, scratch, splat(out, scale))
-            hear_into(inputs.neighbours, sizes, item, vertex, tables.values, tables.kept, out)
+            hear_into(inputs.neighbours, sizes, item, vertex, tables.values, tables.kept, scratch[3], out)
 
 
 @compiled
@@ -104,10 +108,10 @@ def differentiate_items(items, inputs, sizes, tables, scratch, scale, graph, gra
             weigh(inputs, sizes, item, vertex, tables, scratch, beta)
             edge_dots(inputs.neighbours, k, Q, vertex, tables.gradient, tables.values, scratch[2])
             score_gradients(sizes, vertex, tables, beta, scratch)
-            hear_into(inputs.neighbours, sizes, item, vertex, tables.keys, tables.score_gradient, into[0])
+            hear_into(inputs.neighbours, sizes, item, vertex, tables.keys, tables.score_gradient, scratch[3], into[0])
         for vertex in range(sizes.sources):
-            listen_into(graph, sizes, item, vertex, tables.queries, tables.score_gradient, into[1])
-            listen_into(graph, sizes, item, vertex, tables.gradient, tables.kept, into[2])
+            listen_into(graph, sizes, item, vertex, tables.queries, tables.score_gradient, scratch[3], into[1])
+            listen_into(graph, sizes, item, vertex, tables.gradient, tables.kept, scratch[3], into[2])
 
 
 def attend(inputs: DotInputs, sizes: Sizes, scale: float, out: Any) -> None:
@@ -120,7 +124,7 @@ def attend(inputs: DotInputs, sizes: Sizes, scale: float, out: Any) -> None:
 
 def attend_backward(inputs: DotInputs, sizes: Sizes, scale: float, gradient: Any, into: tuple[Any, Any, Any]) -> None:
     """Gradients of queries, keys and values."""
-    graph = Reversed(*reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources))
+    graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
     share_out(
         lambda items: differentiate_items(
             items, inputs, sizes, *_room(sizes, gradient.dtype), scale, graph, gradient, into
@@ -130,10 +134,10 @@ def attend_backward(inputs: DotInputs, sizes: Sizes, scale: float, gradient: Any
 
 
 def _room(sizes: Sizes, dtype: Any) -> tuple[DotTables, tuple[Any, ...]]:
-    """Tables for one item, and scratch for one target's scores, weights and their gradients."""
+    """Tables for one item, and scratch for one target's scores, weights and their gradients, and a vertex's sums."""
     S, T = sizes.sources * sizes.channels * TILE, sizes.targets * sizes.channels * TILE
     slots = sizes.neighbours * LANES
     tables = DotTables(
         *(np.empty(count, dtype) for count in (T, S, S, T, sizes.targets * slots, sizes.targets * slots))
     )
-    return tables, tuple(np.empty(slots, dtype) for _ in range(3))
+    return tables, tuple(np.empty(count, dtype) for count in (slots, slots, slots, sizes.channels * TILE))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quatsphere.kernels.numba_gelu import normal
+from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
 from quatsphere.kernels.numba_threads import compiled, share_out
 from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, spread, store
 
@@ -17,6 +17,8 @@ TOKENS = 32
 """Tokens of one head that pass together: activations and weights fit the first cache."""
 CHUNK = 2048
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
+HEADS = 4
+"""Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
 COLUMNS = 2 * LANES
 
 
@@ -150,68 +152,80 @@ def add_outer(left, right, left_width, right_width, rows, into):  # type: ignore
 def activate(table, count):  # type: ignore[no-untyped-def]
     """gelu in place."""
     for at in range(0, count, LANES):
-        x = load(table, at)
-        below, _ = normal(x)
-        store(table, at, x * below)
+        store(table, at, gelu(load(table, at)))
 
 
 @inner
 def activate_with_gradient(table, gradient, count):  # type: ignore[no-untyped-def]
     """gelu in place, and gradient *= its slope."""
     for at in range(0, count, LANES):
-        x = load(table, at)
-        below, density = normal(x)
-        store(table, at, x * below)
-        store(gradient, at, load(gradient, at) * fma(x, density, below))
+        value, slope = gelu_with_slope(load(table, at))
+        store(table, at, value)
+        store(gradient, at, load(gradient, at) * slope)
 
 
 @inner
-def of_head(weights, head, size):  # type: ignore[no-untyped-def]
-    """One head's matrix."""
-    return weights[head * size : (head + 1) * size]
+def item_place(item, widths):  # type: ignore[no-untyped-def]
+    """(first token, token after the last, first head, head after the last) of an item."""
+    groups = (widths.heads + HEADS - 1) // HEADS
+    start, head = item // groups * CHUNK, item % groups * HEADS
+    return start, min(start + CHUNK, widths.tokens), head, min(head + HEADS, widths.heads)
 
 
 @compiled
 def feed_forward(items, widths, matrices, block, x, out):  # type: ignore[no-untyped-def]
-    """y for items (chunk of tokens, head)."""
+    """y for items (chunk of tokens, group of heads)."""
     C, M = widths.narrow, widths.wide
     for item in range(*items):
-        head, start = item % widths.heads, item // widths.heads * CHUNK
-        up, down = of_head(matrices.up, head, C * M), of_head(matrices.down, head, C * M)
-        for first in range(start, min(start + CHUNK, widths.tokens), TOKENS):
-            read_block(x, widths, head, first, block.x)
-            multiply_block(block.x, up, C, M, widths.channels, block.activation)
-            activate(block.activation, TOKENS * M)
-            multiply_block(block.activation, down, M, C, M, block.result)
-            write_block(block.result, widths, head, first, out)
+        start, stop, first_head, last_head = item_place(item, widths)
+        for first in range(start, stop, TOKENS):
+            for head in range(first_head, last_head):
+                here = slice(head * C * M, (head + 1) * C * M)
+                read_block(x, widths, head, first, block.x)
+                multiply_block(block.x, matrices.up[here], C, M, widths.channels, block.activation)
+                activate(block.activation, TOKENS * M)
+                multiply_block(block.activation, matrices.down[here], M, C, M, block.result)
+                write_block(block.result, widths, head, first, out)
+
+
+@inner
+def differentiate_block(widths, matrices, block, head, first, x, gradient, into, part):  # type: ignore[no-untyped-def]
+    """Gradients of one block of tokens of one head; those of the weights are added to this part."""
+    C, M, channels = widths.narrow, widths.wide, widths.channels
+    here, sums = slice(head * C * M, (head + 1) * C * M), slice(part * C * M, (part + 1) * C * M)
+    read_block(x, widths, head, first, block.x)
+    read_block(gradient, widths, head, first, block.gradient)
+    multiply_block(block.x, matrices.up[here], C, M, channels, block.activation)
+    multiply_block(block.gradient, matrices.down_back[here], C, M, channels, block.wide_gradient)
+    activate_with_gradient(block.activation, block.wide_gradient, TOKENS * M)
+    multiply_block(block.wide_gradient, matrices.up_back[here], M, C, M, block.result)
+    write_block(block.result, widths, head, first, into[0])
+    add_outer(block.x, block.wide_gradient, C, M, channels, into[1][sums])
+    add_outer(block.activation, block.gradient, M, C, M, into[2][sums])
 
 
 @compiled
 def differentiate(items, widths, matrices, block, x, gradient, into):  # type: ignore[no-untyped-def]
-    """Gradients for items (chunk of tokens, head): into = (dx, parts of dup (items, C, M), of ddown (items, M, C))."""
-    C, M, channels = widths.narrow, widths.wide, widths.channels
+    """Gradients for items: into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C))."""
+    size = widths.narrow * widths.wide
     for item in range(*items):
-        head, start = item % widths.heads, item // widths.heads * CHUNK
-        up, up_back = of_head(matrices.up, head, C * M), of_head(matrices.up_back, head, C * M)
-        down_back = of_head(matrices.down_back, head, C * M)
-        up_part, down_part = of_head(into[1], item, C * M), of_head(into[2], item, C * M)
-        up_part[:] = 0.0
-        down_part[:] = 0.0
-        for first in range(start, min(start + CHUNK, widths.tokens), TOKENS):
-            read_block(x, widths, head, first, block.x)
-            read_block(gradient, widths, head, first, block.gradient)
-            multiply_block(block.x, up, C, M, channels, block.activation)
-            multiply_block(block.gradient, down_back, C, M, channels, block.wide_gradient)
-            activate_with_gradient(block.activation, block.wide_gradient, TOKENS * M)
-            multiply_block(block.wide_gradient, up_back, M, C, M, block.result)
-            write_block(block.result, widths, head, first, into[0])
-            add_outer(block.x, block.wide_gradient, C, M, channels, up_part)
-            add_outer(block.activation, block.gradient, M, C, M, down_part)
+        start, stop, first_head, last_head = item_place(item, widths)
+        part = start // CHUNK * widths.heads
+        into[1][(part + first_head) * size : (part + last_head) * size] = 0.0
+        into[2][(part + first_head) * size : (part + last_head) * size] = 0.0
+        for first in range(start, stop, TOKENS):
+            for head in range(first_head, last_head):
+                differentiate_block(widths, matrices, block, head, first, x, gradient, into, part + head)
+
+
+def chunk_count(widths: Widths) -> int:
+    """Chunks of tokens, each with a part of the weight gradients of its own."""
+    return -(-widths.tokens // CHUNK)
 
 
 def item_count(widths: Widths) -> int:
-    """Chunks of tokens times heads."""
-    return -(-widths.tokens // CHUNK) * widths.heads
+    """Chunks of tokens times groups of heads."""
+    return chunk_count(widths) * -(-widths.heads // HEADS)
 
 
 def empty_block(widths: Widths, dtype: Any) -> Block:

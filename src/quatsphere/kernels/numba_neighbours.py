@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quatsphere.kernels.numba_threads import compiled
-from quatsphere.kernels.numba_transport import TILE, dot, load_tile
+from quatsphere.kernels.numba_transport import TILE, dot, load_tile, store_tile
 from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, store
 
 
@@ -23,21 +23,26 @@ class Reversed(NamedTuple):
 
 
 @compiled
-def reverse_graph(neighbours, k, sources):  # type: ignore[no-untyped-def]
-    """(offsets (S + 1,), edges (T k,), listeners (T k,)): the edges into each source in rising order, by counting."""
-    offsets = np.zeros(sources + 1, np.int64)
+def fill_reversed(neighbours, k, place, graph):  # type: ignore[no-untyped-def]
+    """The edges into each source in rising order, by counting; `place` and the offsets hold zeros before."""
     for source in neighbours:
-        offsets[source + 1] += 1
-    for source in range(sources):
-        offsets[source + 1] += offsets[source]
-    place = offsets[:-1].copy()
-    edges, listeners = np.empty(len(neighbours), np.int64), np.empty(len(neighbours), np.int64)
+        graph.offsets[source + 1] += 1
+    for source in range(len(place)):
+        graph.offsets[source + 1] += graph.offsets[source]
+        place[source] = graph.offsets[source]
     for edge in range(len(neighbours)):
         source = neighbours[edge]
-        edges[place[source]] = edge
-        listeners[place[source]] = edge // k
+        graph.edges[place[source]] = edge
+        graph.listeners[place[source]] = edge // k
         place[source] += 1
-    return offsets, edges, listeners
+
+
+def reverse_graph(neighbours: Any, k: int, sources: int) -> Reversed:
+    """The reversed graph of flat neighbours (T k,)."""
+    count = len(neighbours)
+    graph = Reversed(np.zeros(sources + 1, np.int64), np.empty(count, np.int64), np.empty(count, np.int64))
+    fill_reversed(neighbours, k, np.zeros(sources, np.int64), graph)
+    return graph
 
 
 @inner
@@ -54,26 +59,45 @@ def edge_dots(neighbours, k, channels, vertex, targets, sources, dots):  # type:
 
 
 @inner
-def hear(neighbours, k, channels, vertex, channel, sources, weights, at):  # type: ignore[no-untyped-def]
-    """Σ_s w_s b_n(i,s) of one channel; the target's weights (k, 8) start at `at`."""
-    row, zero = channels * TILE, splat(weights, 0.0)
-    w, x, y, z = zero, zero, zero, zero
-    for slot in range(k):
-        weight = load(weights, at + slot * LANES)
-        b = load_tile(sources, neighbours[vertex * k + slot] * row + channel * TILE)
-        w, x = fma(weight, b[0], w), fma(weight, b[1], x)
-        y, z = fma(weight, b[2], y), fma(weight, b[3], z)
-    return w, x, y, z
+def add_scaled(sums, weight, table, at):  # type: ignore[no-untyped-def]
+    """Four sums plus weight times the tile at `at`."""
+    b = load_tile(table, at)
+    return (
+        fma(weight, b[0], sums[0]),
+        fma(weight, b[1], sums[1]),
+        fma(weight, b[2], sums[2]),
+        fma(weight, b[3], sums[3]),
+    )
 
 
 @inner
-def listen(graph, channels, vertex, channel, targets, weights):  # type: ignore[no-untyped-def]
-    """Σ w_is a_i of one channel over the edges into one source; weights (T, k, 8)."""
+def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type: ignore[no-untyped-def]
+    """heard (Q, 4, 8) = Σ_s w_s b_n(i,s); the target's weights (k, 8) start at `at`. Two channels at a time: eight
+    sums keep the multipliers busy."""
     row, zero = channels * TILE, splat(weights, 0.0)
-    w, x, y, z = zero, zero, zero, zero
-    for number in range(graph.offsets[vertex], graph.offsets[vertex + 1]):
-        weight = load(weights, graph.edges[number] * LANES)
-        a = load_tile(targets, graph.listeners[number] * row + channel * TILE)
-        w, x = fma(weight, a[0], w), fma(weight, a[1], x)
-        y, z = fma(weight, a[2], y), fma(weight, a[3], z)
-    return w, x, y, z
+    for channel in range(0, channels, 2):
+        second = min(channel + 1, channels - 1) * TILE
+        a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
+        for slot in range(k):
+            weight = load(weights, at + slot * LANES)
+            source = neighbours[vertex * k + slot] * row
+            a = add_scaled(a, weight, sources, source + channel * TILE)
+            b = add_scaled(b, weight, sources, source + second)
+        store_tile(heard, second, b)
+        store_tile(heard, channel * TILE, a)
+
+
+@inner
+def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-untyped-def]
+    """told (Q, 4, 8) = Σ w_is a_i over the edges into one source; weights (T, k, 8)."""
+    row, zero = channels * TILE, splat(weights, 0.0)
+    for channel in range(0, channels, 2):
+        second = min(channel + 1, channels - 1) * TILE
+        a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
+        for number in range(graph.offsets[vertex], graph.offsets[vertex + 1]):
+            weight = load(weights, graph.edges[number] * LANES)
+            target = graph.listeners[number] * row
+            a = add_scaled(a, weight, targets, target + channel * TILE)
+            b = add_scaled(b, weight, targets, target + second)
+        store_tile(told, second, b)
+        store_tile(told, channel * TILE, a)

@@ -88,7 +88,7 @@ def compiled(function: Callable[..., None]) -> Any:
     widened to all of them. Where no folder can be written to, every process compiles for itself.
     """
     bare = inspect.unwrap(function)
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
     try:
         dispatcher: Any = numba.njit(bare, cache=True, **options)
     except RuntimeError:

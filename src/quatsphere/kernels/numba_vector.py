@@ -29,7 +29,12 @@ def inner(function: Callable[..., Any]) -> Any:
 
     Under pytest jaxtyping has wrapped the function by now; Numba wants the bare one.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    options: dict[str, Any] = {
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "error_model": "numpy",
+        "_nrt": False,
+    }
     return njit(**options)(inspect.unwrap(function))
 
 

@@ -1,4 +1,4 @@
-"""What happens at each token on its own: the Hamilton feed-forward block and the perturbation of the field.
+"""What happens beside the kernel: the Hamilton feed-forward block, the perturbation of the field, `interp`.
 
 Each has a plain form that runs everywhere and a fused one for the CPU; the backend is chosen as for the kernel.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton
+from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
 from quatsphere.kernels.attention import choose_backend
+from quatsphere.kernels.neighbour_ops import gather_sum
 
 
 def feed_forward(
@@ -30,15 +31,44 @@ def feed_forward(
     return torch.einsum("bvhm,hcm->bvhc", hidden, down)
 
 
+def tangent(
+    hidden: Float[Tensor, "b v d"], weight: Float[Tensor, "h i 3"], bias: Float[Tensor, "h 3"]
+) -> Float[Tensor, "b v h 3"]:
+    """The last layer of the perturbation network: gelu(hidden_h) weight_h + bias_h per head."""
+    activated = F.gelu(hidden).unflatten(-1, weight.shape[:2])
+    return torch.einsum("bvhi,hio->bvho", activated, weight) + bias
+
+
 def perturb(
-    raw: Float[Tensor, "b v h 3"], bound: Float[Tensor, ""], base: Float[Tensor, "v h 4"], *, backend: str = "auto"
+    hidden: Float[Tensor, "b v d"],
+    weight: Float[Tensor, "h i 3"],
+    bias: Float[Tensor, "h 3"],
+    bound: Float[Tensor, ""],
+    base: Float[Tensor, "v h 4"],
+    *,
+    backend: str = "auto",
 ) -> Float[Tensor, "b v h 4"]:
-    """q_eff = normalize(q_base ⊗ exp(ε tanh(raw))) (eqs perturb-omega, perturb)."""
-    if choose_backend(backend, raw.device.type) == "numba_cpu":
-        return numba_cpu_field.perturb(raw, bound, base)
-    return perturb_by(bound * torch.tanh(raw), base)
+    """q_eff = normalize(q_base ⊗ exp(ε tanh(tangent))) (eqs perturb-omega, perturb), in the precision of the base."""
+    if choose_backend(backend, hidden.device.type) == "numba_cpu":
+        with torch.autocast("cpu", enabled=False):
+            return numba_cpu_field.perturb(hidden.to(base.dtype), weight, bias, bound, base)
+    return perturb_by(bound * torch.tanh(tangent(hidden, weight, bias).to(base.dtype)), base)
 
 
 def perturb_by(tangent: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"]) -> Float[Tensor, "b v h 4"]:
     """normalize(q_base ⊗ exp(ω)); a product of unit quaternions cannot vanish, so the norm is not checked."""
     return quaternion.normalize(quaternion.multiply(base, quaternion.exp(tangent)), check=False)
+
+
+def resample_vertices(
+    x: Float[Tensor, "b s d"],
+    indices: Int[Tensor, "t terms"],
+    weights: Float[Tensor, "t terms"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "b t d"]:
+    """`interp` of eq:residual: Σ_m w_im x_n(i,m) along the vertex axis; the weights are constants."""
+    if choose_backend(backend, x.device.type) == "numba_cpu" and x.dtype in (torch.float32, torch.float64):
+        return numba_cpu_resample.resample(x, indices, weights)
+    shared = weights.to(x.dtype)[None, :, :, None].expand(x.shape[0], -1, -1, 1)
+    return gather_sum(shared, x.unsqueeze(2), indices).squeeze(2)

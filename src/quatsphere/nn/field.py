@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import perturb, perturb_by
+from quatsphere.kernels import perturb, perturb_by, tangent
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -47,17 +45,17 @@ class LearnedBound(nn.Module):
         """ε_l."""
         return self.LOWER + (self.UPPER - self.LOWER) * torch.sigmoid(self.logit)
 
-    def perturb(self, raw: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"], backend: str) -> Tensor:
-        """normalize(q_base ⊗ exp(ε tanh(raw)))."""
-        return perturb(raw, self.value, base, backend=backend)
+    def perturb(self, hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, backend: str) -> Tensor:
+        """normalize(q_base ⊗ exp(ε tanh(φ)))."""
+        return perturb(hidden, weight, bias, self.value, base, backend=backend)
 
 
 class NoBound(nn.Module):
     """ω = φ: the ablation of "bounding … was important for stability"."""
 
-    def perturb(self, raw: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"], backend: str) -> Tensor:
-        """normalize(q_base ⊗ exp(raw))."""
-        return perturb_by(raw, base)
+    def perturb(self, hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, backend: str) -> Tensor:
+        """normalize(q_base ⊗ exp(φ))."""
+        return perturb_by(tangent(hidden, weight, bias).to(base.dtype), base)
 
 
 BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}
@@ -120,9 +118,7 @@ class Perturbation(nn.Module):
 
     def perturb(self, hidden: Float[Tensor, "b v d"], shell: ShellField) -> Float[Tensor, "b v h 4"]:
         """q_eff from the first layer's output; in the precision of the quaternions, also under autocast."""
-        activated = rearrange(F.gelu(hidden), "b v (h i) -> b v h i", h=self.outer_bias.shape[0])
-        raw = einsum(activated, self.outer_weight, "b v h i, h i o -> b v h o") + self.outer_bias
-        return shell.bound.perturb(raw.to(shell.base.dtype), shell.base, self.backend)
+        return shell.bound.perturb(hidden, self.outer_weight, self.outer_bias, shell.base, self.backend)
 
 
 class NoPerturbation(nn.Module):

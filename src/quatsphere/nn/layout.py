@@ -32,7 +32,7 @@ class Shell(nn.Module):
         else:
             self.register_buffer("positions", positions)
         self.register_buffer("radius", positions.norm(dim=-1, keepdim=True), persistent=False)
-        self._settled = self.positions._version
+        self.settle()
 
     @property
     def count(self) -> int:
@@ -52,7 +52,11 @@ class Shell(nn.Module):
         """Put every vertex back on its radius, if any moved: "every vertex lies exactly on its shell's radius"."""
         if self.positions._version != self._settled:
             self.positions.mul_(self.radius / self.positions.norm(dim=-1, keepdim=True))
-            self._settled = self.positions._version
+            self.settle()
+
+    def settle(self) -> None:
+        """Take the vertices where they are as being on their radius: `project_` leaves them until they move."""
+        self._settled = self.positions._version
 
 
 class FlatShell(Shell):

@@ -1,7 +1,7 @@
 """Optimisation on S³ and the shells: Riemannian Adam, parameter groups, schedules, repulsion."""
 
 from quatsphere.optim.optimisers import Optimisers, repel
-from quatsphere.optim.repulsion import repel_, repulsion_force, riesz_energy
+from quatsphere.optim.repulsion import repel_, repulsion_force
 from quatsphere.optim.riemannian_adam import RenormalisedAdamW, RiemannianAdam
 from quatsphere.optim.schedule import one_cycle
 
@@ -13,5 +13,4 @@ __all__ = [
     "repel",
     "repel_",
     "repulsion_force",
-    "riesz_energy",
 ]

@@ -44,9 +44,3 @@ def repel_(positions: Tensor, k: int, median_step: float) -> None:
     angle = size * (median_step / median)
     moved = torch.cos(angle) * points + torch.sin(angle) * force / size.clamp(min=1e-300)
     positions.copy_(radius * directions(moved).to(positions.dtype))
-
-
-def riesz_energy(points: Float[Tensor, "v 3"]) -> Float[Tensor, ""]:
-    """Σ_{i<j} 1/ϑ_ij, the energy whose force is eq:coulomb: low when vertices are spread evenly."""
-    i, j = torch.triu_indices(len(points), len(points), offset=1)
-    return (1 / angular_separation(points[i], points[j])).sum()

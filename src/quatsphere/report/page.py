@@ -1,45 +1,135 @@
-"""One self-contained HTML page: text escaped, pictures inside, no script, no network."""
+"""A report as plain parts (tiles, tables, pictures, cards, claims) and the one HTML file they make."""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quatsphere.files.atomic import write_text
+from matplotlib.figure import Figure
 
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2em auto;padding:0 1em;color:#222}"
-    "img{max-width:100%;height:auto}h2{margin-top:2em;border-bottom:1px solid #ccc}"
-    "table{border-collapse:collapse}td{padding:.15em 1em .15em 0;vertical-align:top}td:first-child{color:#666}"
-)
+from quatsphere.report.figures import to_bytes
+from quatsphere.report.templates import policy, write_page
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number to see first."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; the first column names the row, `marked` rows stand out."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+    marked: frozenset[int] = frozenset()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with a sentence; `title` is also what a screen reader says. Sizes are in points."""
+
+    title: str
+    text: str
+    uri: str
+    width: float
+    height: float
+
+    @property
+    def wide(self) -> bool:
+        """Whether its letters would be too small on a phone, which then scrolls it."""
+        return self.width > 380
+
+
+@dataclass(frozen=True)
+class Card:
+    """One image, what the model samples of it, and what it says."""
+
+    name: str
+    image: str
+    patches: str | None
+    said: str
+    sure: float
+    truth: str
+
+    @property
+    def right(self) -> bool:
+        """Whether the model says what it is."""
+        return self.said == self.truth
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, the two numbers, and what our runs say of it."""
+
+    id: str
+    statement: str
+    verdict: str
+    why: str = ""
+    ours: str = ""
+    paper: str = ""
+    interval: str = ""
+    n: str = ""
+    section: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence, a picture."""
+    """A part of the page with an anchor of its own."""
 
     title: str
-    text: str
-    png: bytes
+    text: str = ""
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    cards: Sequence[Card] = ()
+    claims: Sequence[Claim] = ()
+
+    @property
+    def anchor(self) -> str:
+        """`#what-the-model-samples`."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """verdict -> how many claims have it."""
+        return {verdict: sum(claim.verdict == verdict for claim in self.claims) for verdict in VERDICTS}
 
 
-def write_page(path: Path, title: str, facts: Mapping[str, object], sections: Sequence[Section]) -> None:
+VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?"}
+"""verdict -> its sign, so that nobody needs the colour."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole page."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    links: Sequence[tuple[str, str]] = field(default=())
+
+
+def write_report(path: Path, report: Report) -> None:
     """Write the page atomically; every word in it is shown as text, whatever it contains."""
-    rows = "".join(
-        f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items()
-    )
-    body = "".join(
-        f"<h2>{html.escape(s.title)}</h2><p>{html.escape(s.text)}</p>"
-        f'<img alt="{html.escape(s.title)}" src="data:image/png;base64,{base64.b64encode(s.png).decode()}">'
-        for s in sections
-    )
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    write_text(
-        path,
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1><table>{rows}</table>{body}</body></html>\n",
-    )
+    write_page(path, "report.html.j2", ("base.css", "report.css"), report=report, signs=VERDICTS, policy=policy())
+
+
+def draw(title: str, text: str, figure: Figure) -> Picture:
+    """A figure as SVG in a data URI: sharp at every size, and no script inside it would run."""
+    svg = to_bytes(figure, "svg")
+    size = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert size is not None
+    uri = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+    return Picture(title, text, uri, float(size[1]), float(size[2]))

@@ -12,12 +12,12 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from quatsphere.report.images import to_rgb
 from quatsphere.report.vertices import paint_vertices
 
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+BLUE, ORANGE = "#0072B2", "#D55E00"
 Array = NDArray[Any]
 
 
@@ -60,15 +60,9 @@ def preview(image: Array, places: Array, samples: Array, positions: Array, title
     centre = places[:, places.shape[1] // 2]
     sampled.scatter(centre[:, 0], centre[:, 1], s=14, c=BLUE, edgecolors="white", linewidths=0.4)
     sampled.set_title(f"{places.shape[0]} vertices x {places.shape[1]} samples", fontsize=10)
-    shell = paint_vertices(figure, (1, 3, 3), positions, colours_of(samples), 80)
+    shell = paint_vertices(figure, (1, 3, 3), positions, to_rgb(samples), 80)
     shell.set_title("mean sample at each vertex of shell 1", fontsize=10)
     return figure
-
-
-def colours_of(samples: Array) -> Array:
-    """RGB (V, 3) in [0, 1] from samples (V, S, C)."""
-    mean = samples.mean(axis=1).clip(0, 1)
-    return mean[:, :3] if mean.shape[1] >= 3 else np.repeat(mean[:, :1], 3, axis=1)
 
 
 def shells(positions: Sequence[Array], values: Sequence[Array], label: str) -> Figure:
@@ -83,24 +77,6 @@ def shells(positions: Sequence[Array], values: Sequence[Array], label: str) -> F
     bar = figure.colorbar(scale, ax=panels, shrink=0.8, pad=0.02)
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(labelsize=7)
-    return figure
-
-
-def curves(metrics: Sequence[dict[str, Any]]) -> Figure:
-    """Loss and accuracies by epoch."""
-    epochs = [record["epoch"] for record in metrics]
-    train = [record["train"]["accuracy"] for record in metrics]
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(epochs, [record["train"]["loss"] for record in metrics], color=BLUE, marker="o", markersize=3)
-    left.set(xlabel="epoch", ylabel="training loss")
-    right.plot(epochs, train, color=ORANGE, marker="s", markersize=3, label="train (augmented)")
-    right.plot(epochs, [r["val_accuracy"] for r in metrics], color=BLUE, marker="o", markersize=3, label="validation")
-    right.set(xlabel="epoch", ylabel="accuracy")
-    right.legend(frameon=False, fontsize=8)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -122,21 +98,4 @@ def confusion(matrix: Array, classes: Sequence[str]) -> Figure:
     axes.set_xticks(range(len(names)), names, **small, **(turned if max(map(len, names)) > 2 else {}))
     axes.set_yticks(range(len(names)), names, **small)
     axes.set(xlabel="predicted", ylabel="true")
-    return figure
-
-
-def predictions(images: Array, truth: Sequence[str], said: Sequence[str], sure: Sequence[float]) -> Figure:
-    """Sample images (N, C, H, W) in [0, 1] with what the model says; wrong ones are marked in words and colour."""
-    columns = 8
-    rows = max(1, -(-len(images) // columns))
-    figure = Figure(figsize=(1.35 * columns, 1.75 * rows), layout="tight")
-    for index, image in enumerate(images):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        show_image(axes, image)
-        right = truth[index] == said[index]
-        label = f"{plain(said[index], 16)} {sure[index]:.2f}"
-        if not right:
-            label += f"\nis {plain(truth[index], 16)}"
-        axes.set_title(label, fontsize=8, color=GREEN if right else ORANGE)
-        axes.set_axis_off()
     return figure

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import TrainConfig
+from quatsphere.nn.measures import head_overlap
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
@@ -36,11 +37,7 @@ def head_diversity(fields: Sequence[Tensor]) -> Float[Tensor, ""]:
 
     For Haar-random heads H(H-1)/4 on average (60 for 16 heads); at least H²/4 - H (48).
     """
-    terms = []
-    for q in fields:
-        overlap = (q @ q.transpose(-1, -2)).square()
-        terms.append((overlap.sum((-1, -2)) - overlap.diagonal(dim1=-2, dim2=-1).sum(-1)).mean())
-    return torch.stack(terms).mean()
+    return torch.stack([head_overlap(q) for q in fields]).mean()
 
 
 def beta_penalty(logits: Sequence[Tensor]) -> Float[Tensor, ""]:

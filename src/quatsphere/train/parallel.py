@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from quatsphere.errors import ConfigError, DistributedError, QuatsphereError
+from quatsphere.train.watch import Watch
 
 TIMEOUT = "QUATSPHERE_TIMEOUT"
 """Seconds after which a silent process counts as lost (default 600)."""
@@ -27,6 +28,7 @@ class Team:
     rank: int = 0
     world: int = 1
     local_rank: int = 0
+    watch: Watch | None = None
 
     @property
     def leads(self) -> bool:
@@ -48,7 +50,7 @@ class Team:
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over processes."""
         if self.world > 1:
-            with _lost_processes():
+            with self._exchange():
                 dist.all_reduce(values)
         return values
 
@@ -59,7 +61,7 @@ class Team:
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
         """Give every process rank 0's buffers (running statistics)."""
         if self.world > 1:
-            with _lost_processes():
+            with self._exchange():
                 for buffer in buffers:
                     dist.broadcast(buffer, 0)
 
@@ -67,7 +69,7 @@ class Team:
         """Fail at the start, with both values, if the processes were given different settings or data."""
         found: list[str | None] = [value] * self.world
         if self.world > 1:
-            with _lost_processes():
+            with self._exchange():
                 dist.all_gather_object(found, value)
         for rank, other in enumerate(found):
             if other != found[0]:
@@ -87,48 +89,72 @@ class Team:
                 box[0] = action()
             except QuatsphereError as error:
                 failure, box[1] = error, str(error)
-        with _lost_processes():
+        with self._exchange():
             dist.broadcast_object_list(box, 0)
         if box[1] is not None:
             raise failure or DistributedError(f"rank 0 stopped: {box[1]}")
         return box[0]  # type: ignore[return-value]
 
+    def part(self) -> None:
+        """No exchange comes after this one: silence is no hang any more."""
+        if self.watch is not None:
+            self.watch.end()
 
-@contextmanager
-def _lost_processes() -> Iterator[None]:
-    """What torch raises when another process is gone, silent or was never there, in one line."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0][:120]
-        raise DistributedError(f"another process is gone ({reason}); start again with --resume") from error
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """What torch raises when another process is gone or silent, in one line; of a hang also the stack."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0][:120]
+            silent = "timed out" in reason.lower()
+            if silent and self.watch is not None:
+                self.watch.show()
+            what = "another process does not answer" if silent else "another process is gone"
+            raise DistributedError(f"{what} ({reason}); start again with --resume") from error
+        if self.watch is not None:
+            self.watch.heard()
 
 
 @contextmanager
 def join_team() -> Iterator[Team]:
     """The team torchrun describes in the environment; alone where it does not."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    world = _number("WORLD_SIZE", 1, 1)
+    if world == 1:
         yield Team()
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; start the processes with torchrun")
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local_rank, timeout = _number("RANK", 0, 0, world - 1), _number("LOCAL_RANK", 0, 0), _timeout()
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
-    timeout = datetime.timedelta(seconds=_timeout())
-    with _lost_processes():
+    _meet(rank, world, datetime.timedelta(seconds=timeout))
+    team = Team(rank, world, local_rank, Watch(rank, timeout))
+    try:
+        yield team
+    finally:
+        team.part()
+        dist.destroy_process_group()
+
+
+def _meet(rank: int, world: int, timeout: datetime.timedelta) -> None:
+    """Make the process group; a busy port, an unknown host or a process that never comes is one line."""
+    port = _number("MASTER_PORT", 0, 0, 65535)
+    try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             timeout=timeout,
             store=_attempt_store(timeout),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
+            rank=rank,
+            world_size=world,
         )
-    try:
-        yield Team(dist.get_rank(), dist.get_world_size(), local_rank)
-    finally:
-        dist.destroy_process_group()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise DistributedError(
+            f"the {world} processes cannot meet at {os.environ['MASTER_ADDR']}:{port} ({reason}); "
+            "start all of them, with a port that is free"
+        ) from error
 
 
 def _attempt_store(timeout: datetime.timedelta) -> dist.Store | None:
@@ -140,6 +166,14 @@ def _attempt_store(timeout: datetime.timedelta) -> dist.Store | None:
         return None
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
     return dist.PrefixStore(f"quatsphere/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _number(name: str, default: int, minimum: int, maximum: int = 2**31 - 1) -> int:
+    """A whole number of the environment."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
+        raise ConfigError(f"{name} must be a whole number in {minimum}..{maximum}: got {text!r:.40}; use torchrun")
+    return int(text)
 
 
 def _timeout() -> float:

@@ -31,7 +31,8 @@ def restore_weights(
     if bad is not None:
         raise CheckpointError(f"{bad} holds values that are not finite; use an older checkpoint")
     model.load_state_dict({name: _unit(name, value, repair, say) for name, value in weights.items()})
-    _settle(model)
+    for shell in (module for module in model.modules() if isinstance(module, Shell)):
+        shell.settle()  # saved on their radii: projecting once more would move last bits of those that rest
 
 
 def _unit(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) -> Tensor:
@@ -42,10 +43,3 @@ def _unit(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) ->
         raise CheckpointError(f"{name} has a quaternion whose norm is off by {off:.1e}; --repair renormalises it")
     say(f"repaired {name}: a norm was off by {off:.1e}")
     return normalize(value)
-
-
-def _settle(model: nn.Module) -> None:
-    """Vertices are saved on their radii: projecting them once more would move last bits of those that rest."""
-    for module in model.modules():
-        if isinstance(module, Shell):
-            module._settled = module.positions._version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def train(
             reporter.note(f"run '{run.name}' is finished; nothing is left to do")
             return result if team.leads else {}
         team.agree("configuration", _digest(config))
-        config = team.lead(lambda: fix_threads(config, run, resume=choices.resume))
+        config = replace(config, train=team.lead(lambda: fix_threads(config.train, run, resume=choices.resume)))
         prepare_torch(config.train)
         setting = Setting(run, team, pick_device(config.train.device, team), reporter, stop)
         trainer = _make_trainer(config, setting)
@@ -64,7 +64,7 @@ def train(
         if checkpoint is not None:
             put_back(trainer, checkpoint, repair=choices.repair)
         with memory_errors(trainer.model, trainer.config.train.batch_size):
-            return _train_leading(trainer) if team.leads else _train_along(trainer)
+            return _train_leading(trainer, repair=choices.repair) if team.leads else _train_along(trainer)
 
 
 def _finished(config: RunConfig, run: RunFolder, choices: Choices) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def _require_space(trainer: Trainer, *, begun: bool) -> None:
     require_space(f"{count} checkpoints", trainer.setting.run.path, count * 4 * size)
 
 
-def _train_leading(trainer: Trainer) -> dict[str, Any]:
+def _train_leading(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
     """The process that writes: folder, checkpoints, metrics, result."""
     run, config, setting = trainer.setting.run, trainer.config, trainer.setting
     write_yaml(run.config, config_to_dict(config))
@@ -124,7 +124,8 @@ def _train_leading(trainer: Trainer) -> dict[str, Any]:
     try:
         setting.reporter.start(facts(trainer))
         trainer.fit()
-        result = make_result(trainer)
+        setting.team.part()
+        result = make_result(trainer, trainer.test(repair=repair))
         write_json(run.result, result)
     finally:
         setting.reporter.close()
@@ -156,9 +157,8 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def make_result(trainer: Trainer) -> dict[str, Any]:
+def make_result(trainer: Trainer, test: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a finished run with everything that identifies them."""
-    test = trainer.test()
     progress, config = trainer.progress, trainer.config
     return {
         "test_accuracy": test["accuracy"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quatsphere.config import RunConfig
+from quatsphere.config import RunConfig, TrainConfig
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.files.checkpoint import Checkpoint
 from quatsphere.files.run_folder import RunFolder
@@ -61,13 +61,12 @@ def say_what_changed(checkpoint: Checkpoint, world: int, say: Callable[[str], No
         say(f"bit-identity is not promised, the checkpoint was written elsewhere ({', '.join(changed)})")
 
 
-def fix_threads(config: RunConfig, run: RunFolder, *, resume: bool) -> RunConfig:
+def fix_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> TrainConfig:
     """With `deterministic` the thread count is a setting: that of the run, or today's where it begins."""
-    train = config.train
-    if not train.deterministic or train.threads is not None:
+    if not config.deterministic or config.threads is not None:
         return config
     stored = flatten(read_yaml(run.config)).get("train.threads") if resume and run.config.is_file() else None
-    return dataclasses.replace(config, train=dataclasses.replace(train, threads=stored or torch.get_num_threads()))
+    return dataclasses.replace(config, threads=stored or torch.get_num_threads())
 
 
 def flatten(groups: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from quatsphere.data.augment import normalize
 from quatsphere.errors import NumericsError
 from quatsphere.files.checkpoint import Checkpoint, load_best
 from quatsphere.models import Model
+from quatsphere.nn.measures import field_motion
 from quatsphere.optim import Optimisers, repel
 from quatsphere.train.batches import Batch, Batches
 from quatsphere.train.evaluation import evaluate, predict_logits
 from quatsphere.train.identity import config_to_dict
 from quatsphere.train.keeper import Keeper
 from quatsphere.train.losses import Auxiliary, cross_entropy
-from quatsphere.train.monitor import field_motion, look_inside
+from quatsphere.train.monitor import look_inside
 from quatsphere.train.progress import Progress
 from quatsphere.train.restore import restore_weights
 from quatsphere.train.setting import Setting
@@ -45,7 +46,7 @@ class Trainer:
         roles = model.parameter_roles()
         self.optimisers = Optimisers(dict(model.named_parameters()), roles, config.optim)
         self.auxiliary = Auxiliary(model, roles, train)
-        self.positions = [p for name, p in model.named_parameters() if name in roles["positions"]]
+        self.positions = {name: p for name, p in model.named_parameters() if name in roles["positions"]}
         self.forward: Callable[..., Any] = torch.compile(model) if train.compile else model
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=train.precision == "fp16")
         self.keeper = Keeper(setting, train)
@@ -79,6 +80,7 @@ class Trainer:
         """Batch, loss by name, gradients, both optimisers, repulsion, back onto the spheres."""
         progress, team = self.progress, self.setting.team
         self._at = (progress.epoch, step)
+        self.require_places()
         batch = self.batches.batch(progress.epoch, step, self.setting.device, team.rank, team.world)
         size = len(self.batches.samples(progress.epoch, step))
         self.rates = self.optimisers.set_rates(progress.step, self.total_steps)
@@ -93,7 +95,7 @@ class Trainer:
         team.sum_gradients(self.model.parameters())
         self.require_finite({"cross_entropy": entropy, **auxiliary})
         self.apply_gradients()
-        repel(self.positions, progress.step, self.total_steps, self.config.optim)
+        repel(list(self.positions.values()), progress.step, self.total_steps, self.config.optim)
         self.model.constrain()
         self.count(logits, batch, entropy, auxiliary, size)
 
@@ -113,6 +115,12 @@ class Trainer:
         bad = first_not_finite(named)
         if self.setting.team.any(bad is not None):
             self.crash(bad or "a loss of another process")
+
+    def require_places(self) -> None:
+        """Stop if a vertex is nowhere: torch samples a pixel at NaN, and the gradient of that ends the process."""
+        bad = first_not_finite(self.positions.items())
+        if bad is not None:
+            self.crash(bad)
 
     def crash(self, tensor: str, fault: str = "is not finite") -> NoReturn:
         """Leave what is needed to make the bad step again, and stop."""
@@ -235,10 +243,10 @@ class Trainer:
                 number or 15,
             )
 
-    def test(self) -> dict[str, Any]:
+    def test(self, *, repair: bool = False) -> dict[str, Any]:
         """The test set, once, with the weights of the best validation accuracy; a signal is obeyed, nothing saved."""
         best = load_best(self.setting.run.checkpoints)
-        restore_weights(self.model, best.weights)
+        restore_weights(self.model, best.weights, repair=repair, say=self.setting.reporter.note)
 
         def watch(done: int, total: int) -> None:
             if self.setting.stop.number:

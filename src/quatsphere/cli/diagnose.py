@@ -1,0 +1,63 @@
+"""quatsphere diagnose RUN: routing, field, vertices, accuracy and cost of a trained run, beside the paper's values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+
+from quatsphere.cli.options import Options, at_least
+
+FILE = "diagnostics.json"
+"""Name of the result in the run folder; the report and the figures read it."""
+
+
+def run(words: list[str]) -> int:
+    """Look inside a run."""
+    parser = Options(prog="quatsphere diagnose", description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="images to look at [val]")
+    parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="images that are traced [256]")
+    parser.add_argument(
+        "--accuracy-images", type=at_least(1), metavar="N", help="images of the split that are classified [all]"
+    )
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
+    parser.add_argument("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    asked = parser.parse_args(words)
+    from quatsphere.cli.diagnosis import show
+    from quatsphere.cli.trained import open_run
+    from quatsphere.files.atomic import finite, write_json
+
+    trained = open_run(asked.run)
+    found = {"run": trained.run.name, "step": trained.step, **measure(trained, asked)}
+    if not asked.no_save:
+        write_json(trained.run.path / FILE, found)
+    if asked.json:
+        print(json.dumps(finite(found)))
+        return 0
+    show(found, Console())
+    if not asked.no_save:
+        print(f"numbers: {trained.run.path / FILE}")
+    return 0
+
+
+def measure(trained: Any, asked: Any) -> dict[str, Any]:
+    """Every section, of the data the run was trained on."""
+    from quatsphere.cli.console import Ticker
+    from quatsphere.cli.trained import data_of
+    from quatsphere.diagnostics import diagnose
+
+    dataset = data_of(trained, asked.root)
+    with Ticker("looking inside") as ticker:
+        return diagnose(
+            trained.model,
+            dataset,
+            split=asked.split,
+            images=asked.images,
+            accuracy_images=asked.accuracy_images,
+            seed=trained.config.train.seed,
+            metrics=trained.run.read_metrics(),
+            progress=lambda section, done, total: ticker(done, total),
+        )

@@ -1,0 +1,78 @@
+"""quatsphere figures [RUN...]: the paper's figures and more, as vector graphics, from runs, results and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from quatsphere.cli.options import Options
+from quatsphere.errors import ConfigError
+
+EPILOG = """\
+Without RUN or --results only the paper's schematic figures are drawn, with the paper's costs as labels. What a RUN
+looks like inside is read from its diagnostics.json, which 'quatsphere diagnose RUN' writes."""
+
+
+def run(words: list[str]) -> int:
+    """Draw everything the named files allow."""
+    parser = Options(prog="quatsphere figures", description=__doc__, epilog=EPILOG)
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs")
+    parser.add_argument("--results", metavar="DIR", help="folder of a study: ablations, costs, the probe of beta")
+    parser.add_argument("--bench", metavar="FILE", help="JSON of 'quatsphere bench': throughput, scaling")
+    parser.add_argument("-o", "--out", metavar="DIR", default="figures", help="folder for the figures [figures]")
+    parser.add_argument("--format", choices=("svg", "pdf", "png"), default="svg", help="kind of file [svg]")
+    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    asked = parser.parse_args(words)
+    written: list[Path] = []
+    for name, figure in drawings(asked):
+        written.append(write(figure, free_path(name, asked, written)))
+    if asked.json:
+        print(json.dumps([str(path) for path in written]))
+    else:
+        print("\n".join(map(str, written)))
+    return 0
+
+
+def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
+    """Names and figures, drawn one by one; what cannot be read is refused before anything is written."""
+    try:
+        from quatsphere.cli import figure_data as data
+    except ImportError as error:
+        raise ConfigError("figures need matplotlib; pip install 'quatsphere[report]'") from error
+    from quatsphere.cli.console import note
+    from quatsphere.report.run_files import read_run_files
+
+    runs = [read_run_files(path) for path in asked.runs]
+    records = data.read_results(asked.results) if asked.results else []
+    benched = list(data.bench_figures(asked.bench)) if asked.bench else []
+    return chain(
+        data.schematics(*data.costs_of(records)),
+        data.run_figures(runs, note),
+        data.result_figures(records),
+        benched,
+    )
+
+
+def free_path(name: str, asked: Any, taken: list[Path]) -> Path:
+    """Where a figure goes: a run's name may hold anything, a file's may not, and two runs may share one."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:120]
+    candidates = (
+        Path(asked.out) / f"{clean}{number}.{asked.format}" for number in ("", *map("-{}".format, range(2, 999)))
+    )
+    return next(path for path in candidates if path not in taken)
+
+
+def write(figure: Any, path: Path) -> Path:
+    """Save one figure."""
+    from quatsphere.report.figures import save
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use folder ({path.parent}: {error.strerror}); use another -o") from error
+    save(figure, path)
+    return path

@@ -1,0 +1,38 @@
+"""quatsphere report RUN_OR_RESULTS: one HTML page about a run, or about all runs of a study, with everything inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quatsphere.cli.options import Options
+
+
+def run(words: list[str]) -> int:
+    """Write the report."""
+    parser = Options(prog="quatsphere report", description=__doc__)
+    parser.add_argument("folder", metavar="RUN_OR_RESULTS", help="folder of a run, or results folder of a study")
+    parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: report.html in the folder)")
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
+    parser.add_argument("--json", action="store_true", help="print the path as JSON")
+    asked = parser.parse_args(words)
+    from quatsphere.cli.looks import need_report
+    from quatsphere.errors import ConfigError
+
+    need_report()
+    folder = Path(asked.folder)
+    page = Path(asked.output) if asked.output else folder / "report.html"
+    if (folder / "config.yaml").is_file():
+        from quatsphere.cli.run_looks import write_run_report
+
+        write_run_report(folder, page, asked.root)
+    elif (folder / "cells").is_dir():
+        from quatsphere.cli.study_looks import write_study_report
+
+        write_study_report(folder, page)
+    else:
+        raise ConfigError(
+            f"neither a run nor results in {folder} (looked for config.yaml and cells/); name one of them"
+        )
+    print(json.dumps({"report": str(page)}) if asked.json else f"report: {page}")
+    return 0

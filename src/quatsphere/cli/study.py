@@ -1,0 +1,296 @@
+"""quatsphere study: the paper's tables with your own numbers beside the paper's, and a verdict for each claim."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from quatsphere.cli.options import Options, at_least
+from quatsphere.errors import ConfigError, QuatsphereError
+
+EPILOG = """\
+quatsphere study run smoke --results DIR          minutes, no download
+quatsphere study run lite --results DIR --data-root FOLDER
+quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
+"""
+
+
+def run(words: list[str]) -> int:
+    """Do what the second word says."""
+    parser = Options(
+        prog="quatsphere study",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
+    for add in (_add_plans, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document):
+        add(actions)
+    asked = parser.parse_args(words)
+    act: Callable[[argparse.Namespace], int] = asked.act
+    return act(asked)
+
+
+def _action(actions: Any, name: str, text: str, act: Callable[[argparse.Namespace], int]) -> Options:
+    parser: Options = actions.add_parser(name, help=text, description=text)
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _add_results(parser: Options) -> None:
+    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def _add_plans(actions: Any) -> None:
+    parser = _action(actions, "plans", "list the plans, or the cells of one", list_plans)
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a plan whose cells are listed")
+
+
+def _add_run(actions: Any) -> None:
+    parser = _action(
+        actions, "run", "train the unfinished cells of a plan; kill it and start it again at will", run_plan
+    )
+    parser.add_argument("plan", metavar="PLAN", help="paper, lite, beyond, sweep or smoke; see 'study plans'")
+    parser.add_argument("--results", required=True, metavar="DIR", help="where finished cells are kept")
+    parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that fit, e.g. full")
+    parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")
+    parser.add_argument(
+        "--jobs", type=at_least(1), metavar="N", help="cells side by side (default: one per core or GPU)"
+    )
+    parser.add_argument("--launcher", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    parser.add_argument(
+        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
+    )
+    parser.add_argument(
+        "--keep-weights",
+        choices=("best", "all", "none"),
+        default="best",
+        help="checkpoints of finished cells that stay in DIR/runs (default: best)",
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="GROUP.FIELD=X", help="change settings of every cell, as in 'train'"
+    )
+
+
+def _add_status(actions: Any) -> None:
+    _add_results(_action(actions, "status", "what is finished, what is not", show_status))
+
+
+def _add_measure(actions: Any) -> None:
+    text = "measure the inside of finished cells that were kept without those numbers"
+    parser = _action(actions, "measure", text, measure_cells)
+    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
+    parser.add_argument(
+        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
+    )
+    parser.add_argument("--again", action="store_true", help="also those that have the numbers")
+
+
+def _add_table(actions: Any) -> None:
+    parser = _action(actions, "table", "the paper's tables, ours beside the paper's", show_tables)
+    _add_results(parser)
+    parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown", help="default: markdown")
+    parser.add_argument(
+        "--table", metavar="NAME", help="only this one: ablation, context, probes, beyond, crossed, seeds"
+    )
+
+
+def _add_claims(actions: Any) -> None:
+    _add_results(_action(actions, "claims", "a verdict for every claim of the paper", show_claims))
+
+
+def _add_document(actions: Any) -> None:
+    parser = _action(actions, "document", "write docs/results.md from a results folder", write_document)
+    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the Markdown file to write")
+
+
+def list_plans(asked: argparse.Namespace) -> int:
+    """The plans with their size, or one plan's cells in the order they run."""
+    from quatsphere.study.plan import PLANS, plan_cells
+
+    if asked.plan is None:
+        for name, plan in PLANS.items():
+            print(f"{name:<8} {len(plan_cells(plan)):>4} cells  {plan.purpose}")
+        return 0
+    for cell in plan_cells(find_plan(asked.plan)):
+        print(cell.id)
+    return 0
+
+
+def find_plan(name: str) -> Any:
+    """A plan by name."""
+    from quatsphere.study.plan import PLANS
+
+    if name not in PLANS:
+        raise ConfigError(f"unknown plan {name!r}; choose one of {', '.join(PLANS)}")
+    return PLANS[name]
+
+
+def parse_settings(words: list[str]) -> dict[str, Any]:
+    """`train.epochs=2` -> {"train.epochs": 2}."""
+    pairs = [word.partition("=") for word in words]
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigError("--set takes GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'")
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
+
+
+def run_plan(asked: argparse.Namespace) -> int:
+    """Train what is unfinished, show it, and fail at the end if a cell failed."""
+    from quatsphere.cli.study_board import Board
+    from quatsphere.study.estimate import Pace, spell_seconds
+    from quatsphere.study.plan import plan_cells
+    from quatsphere.study.results import Results
+    from quatsphere.study.runner import run_plan as run_cells
+    from quatsphere.study.runner import unfinished
+
+    cells = plan_cells(
+        find_plan(asked.plan),
+        seeds=asked.seeds,
+        only=asked.only,
+        data_root=asked.data_root,
+        settings=parse_settings(asked.set),
+    )
+    results = Results(asked.results)
+    todo = unfinished(cells, results)
+    launcher = make_launcher(asked.launcher, asked.jobs or default_jobs(cells[0].config.train.threads))
+    pace = Pace(results.finished())
+    pace.measure(todo)
+    jobs, time = launcher.jobs, spell_seconds(pace.left(todo, launcher.jobs))
+    print(
+        f"{len(cells)} cells, {len(cells) - len(todo)} finished before; about {time} with {jobs} side by side",
+        flush=True,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Board(todo, jobs, pace) as board:
+        summary = run_cells(asked.plan, cells, results, launcher, board, keep_weights=asked.keep_weights)
+    print(f"{summary.finished} cells finished now, {summary.skipped} before, {len(summary.failed)} failed")
+    if summary.failed:
+        first, reason = next(iter(summary.failed.items()))
+        raise QuatsphereError(f"{len(summary.failed)} cells failed, first {first} ({reason}); run again to retry")
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def default_jobs(threads: int | None) -> int:
+    """One cell per GPU; without GPUs as many as the cores can feed."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return torch.cuda.device_count() or (1 if threads is None else max(1, cores // threads))
+
+
+def make_launcher(name: str, jobs: int) -> Any:
+    """Who trains the cells."""
+    if name == "ray":
+        from quatsphere.study.launch_ray import RayLauncher
+
+        return RayLauncher()
+    import torch
+
+    from quatsphere.study.launch import LocalLauncher
+
+    return LocalLauncher(jobs, torch.cuda.device_count())
+
+
+def show_status(asked: argparse.Namespace) -> int:
+    """Finished and missing cells of every plan that was started here."""
+    from quatsphere.study.results import Results
+    from quatsphere.study.status import status
+
+    facts = status(Results(asked.results))
+    if asked.json:
+        print(json.dumps(facts))
+        return 0
+    table = Table(title=f"{asked.results}", title_justify="left")
+    for column in ("plan", "cells", "finished", "diverged", "begun", "missing"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for plan, counts in facts["plans"].items():
+        table.add_row(plan, *(str(len(counts[key])) for key in ("cells", "finished", "diverged", "begun", "missing")))
+    Console().print(table)
+    for cell, epochs in facts["begun"].items():
+        print(f"{cell}: {epochs} epochs so far")
+    return 0
+
+
+def measure_cells(asked: argparse.Namespace) -> int:
+    """Fill in what a cell's own process could not measure, from the weights that were kept."""
+    from quatsphere.study.measure import fill_in
+    from quatsphere.study.results import Results
+
+    done, left = fill_in(Results(asked.results), asked.data_root, again=asked.again, say=print)
+    print(f"{done} cells measured, {left} without weights")
+    return 0
+
+
+def show_tables(asked: argparse.Namespace) -> int:
+    """Every table, or one."""
+    from quatsphere.study.render import FORMATS
+    from quatsphere.study.tables import Tables
+
+    found = {table.name: table for table in Tables(_records(asked.results)).all()}
+    if asked.table is not None and asked.table not in found:
+        raise ConfigError(f"unknown table {asked.table!r}; choose one of {', '.join(found)}")
+    chosen = list(found.values()) if asked.table is None else [found[asked.table]]
+    if asked.json:
+        print(json.dumps([{"name": t.name, "title": t.title, "head": t.head, "rows": t.rows} for t in chosen]))
+    else:
+        print("\n".join(FORMATS[asked.format](table) for table in chosen), end="")
+    return 0
+
+
+def show_claims(asked: argparse.Namespace) -> int:
+    """Every claim with its verdict."""
+    from quatsphere.files.atomic import finite
+    from quatsphere.study.claims import CLAIMS, decide
+    from quatsphere.study.document import spell_number, spell_ours
+    from quatsphere.study.tables import spell_verdict
+
+    found = decide(CLAIMS, _records(asked.results))
+    if asked.json:
+        print(json.dumps(finite(found)))
+        return 0
+    table = Table(title=f"{asked.results}: {len(found)} claims", title_justify="left")
+    for column in ("claim", "paper", "ours", "n", "verdict"):
+        table.add_column(column)
+    for claim in found:
+        row = (claim["id"], spell_number(claim["paper"]), spell_ours(claim), str(claim["n"]), spell_verdict(claim))
+        table.add_row(*row)
+    Console().print(table)
+    return 0
+
+
+def write_document(asked: argparse.Namespace) -> int:
+    """The page of results."""
+    from pathlib import Path
+
+    from quatsphere.files.atomic import write_text
+    from quatsphere.study.document import document
+    from quatsphere.study.results import Results
+
+    results = Results(asked.results)
+    results.require()
+    write_text(Path(asked.output), document(results))
+    print(asked.output)
+    return 0
+
+
+def _records(folder: str) -> list[dict[str, Any]]:
+    from quatsphere.study.results import Results
+
+    results = Results(folder)
+    results.require()
+    return results.finished()

@@ -1,0 +1,76 @@
+"""quatsphere view RUN: a page on which one turns the shells of a trained model and looks at every vertex.
+
+The command computes a trace of one or two images and writes it beside the page, which carries a copy and opens from
+disk without a server.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quatsphere.cli.options import Options
+
+SIDE_BY_SIDE = 2
+
+
+def run(words: list[str]) -> int:
+    """Compute the trace, draw the page."""
+    parser = Options(prog="quatsphere view", description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--image", metavar="FILE", nargs="+", default=[], help="one or two PNG, JPEG or WebP (default: two test images)"
+    )
+    parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: view.html in the run's folder)")
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
+    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    asked = parser.parse_args(words)
+    from quatsphere.cli.console import note
+    from quatsphere.cli.looks import need_report
+    from quatsphere.cli.trained import open_run
+
+    need_report()
+    trained = open_run(asked.run)
+    if len(asked.image) > SIDE_BY_SIDE:
+        note(f"{SIDE_BY_SIDE} images stand side by side; the other {len(asked.image) - SIDE_BY_SIDE} left out")
+    shown = read_files(trained, asked.image[:SIDE_BY_SIDE]) if asked.image else two_test_images(trained, asked.root)
+    page = Path(asked.output) if asked.output else trained.run.path / "view.html"
+    paths = write_view_of(trained, shown, page)
+    print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
+    return 0
+
+
+def write_view_of(trained: Any, shown: list[Any], page: Path) -> dict[str, str]:
+    """The trace file and the page beside it."""
+    from quatsphere.cli.inside import compute_trace
+    from quatsphere.report.trace import write_trace
+    from quatsphere.report.view import write_view
+
+    trace = page.with_suffix(".safetensors")
+    computed = compute_trace(trained, shown)
+    write_trace(trace, computed)
+    write_view(page, trace)
+    return {"view": str(page), "trace": str(trace)}
+
+
+def read_files(trained: Any, names: list[str]) -> list[Any]:
+    """Image files as the model sees them; what they show is not known."""
+    from quatsphere.cli.inside import Shown
+    from quatsphere.cli.predict import read_image
+
+    config = trained.config.model
+    return [
+        Shown(Path(name).name, read_image(Path(name), config.image_size, config.in_channels), None) for name in names
+    ]
+
+
+def two_test_images(trained: Any, root: str | None) -> list[Any]:
+    """The first test images of two different classes."""
+    from quatsphere.cli.inside import Shown
+    from quatsphere.cli.trained import data_of
+
+    test = data_of(trained, root).test
+    others = (test.labels != test.labels[0]).nonzero().flatten()
+    chosen = [0, *others[: SIDE_BY_SIDE - 1].tolist()]
+    return [Shown(f"test image {index}", test.images[index], int(test.labels[index])) for index in chosen]

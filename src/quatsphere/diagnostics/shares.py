@@ -1,0 +1,111 @@
+"""What each part of a model costs: parameters, and time of a forward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quatsphere.diagnostics.shadow import shadow
+from quatsphere.diagnostics.steps import steps_of
+from quatsphere.models import QSV, AttentionNet, Model, ResNet20
+
+Method = tuple[str, Any, str]
+"""Part, object, name of its method."""
+
+
+def timed_methods(model: Model) -> list[Method]:
+    """The methods whose time is taken; they do not call each other."""
+    return METHODS[type(model)](model)
+
+
+def _qsv_methods(model: Any) -> list[Method]:
+    inside = [
+        part
+        for step in steps_of(model)
+        for part in (
+            ("perturbation", step.module.perturbation, "fields"),
+            ("kernel", step.module, "attend"),
+            ("Hamilton block", step.module.ffn, "forward"),
+        )
+    ]
+    return [*_ends(model), *inside]
+
+
+def _attention_methods(model: Any) -> list[Method]:
+    inside = [
+        part
+        for step in steps_of(model)
+        for part in (("attention", step.module.attention, "forward"), ("ffn", step.module.ffn, "forward"))
+    ]
+    return [*_ends(model), *inside]
+
+
+def _ends(model: Any) -> list[Method]:
+    parts = (("patch embedding", model.embed), ("pooling", model.pool), ("classifier", model.classifier))
+    return [(name, module, "forward") for name, module in parts]
+
+
+def _resnet_methods(model: Any) -> list[Method]:
+    stages = [(f"stage {i}", stage, "forward") for i, stage in enumerate(model.stages, start=1)]
+    return [("stem", model.stem, "forward"), *stages, ("classifier", model.classifier, "forward")]
+
+
+METHODS: dict[type, Callable[[Any], list[Method]]] = {
+    QSV: _qsv_methods,
+    AttentionNet: _attention_methods,
+    ResNet20: _resnet_methods,
+}
+
+
+@torch.no_grad()
+def time_parts(
+    model: Model, images: Tensor, repeats: int = 3, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Seconds of a forward pass by part, the mean of `repeats` after a warm-up; `rest` is what no part explains."""
+    seconds: dict[str, float] = {}
+    now = _clock_of(images.device, clock)
+
+    def taking(part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def around(method: Callable[..., Any]) -> Callable[..., Any]:
+            def timed(*arguments: Any, **named: Any) -> Any:
+                start = now()
+                out = method(*arguments, **named)
+                seconds[part] = seconds.get(part, 0.0) + now() - start
+                return out
+
+            return timed
+
+        return around
+
+    model(images)
+    with ExitStack() as stack:
+        for part, owner, name in timed_methods(model):
+            stack.enter_context(shadow(owner, name, taking(part)))
+        start = now()
+        for _ in range(repeats):
+            model(images)
+        whole = now() - start
+    return {part: value / repeats for part, value in {**seconds, "rest": whole - sum(seconds.values())}.items()}
+
+
+def _clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:
+    """A clock that waits for the device first."""
+    if device.type != "cuda":
+        return clock
+
+    def wait_and_look() -> float:
+        torch.cuda.synchronize(device)
+        return clock()
+
+    return wait_and_look
+
+
+def shares(amounts: dict[str, float]) -> dict[str, float]:
+    """Each amount as a share of their sum."""
+    total = sum(amounts.values())
+    return {name: amount / total if total else 0.0 for name, amount in amounts.items()}

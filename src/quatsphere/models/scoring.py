@@ -1,0 +1,67 @@
+"""What logits are worth against labels: accuracy, per class, confusion, likelihood, calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The measures of one split, from logits and labels."""
+
+    logits: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images whose largest logit is their label."""
+        return float((self.logits.argmax(1) == self.labels).double().mean())
+
+    @property
+    def confusion(self) -> Int[Tensor, "classes classes"]:
+        """Row: what it is; column: what the model says."""
+        count = len(self.classes)
+        return torch.bincount(self.labels * count + self.logits.argmax(1), minlength=count * count).view(count, count)
+
+    @property
+    def per_class(self) -> dict[str, float | None]:
+        """Accuracy within each class; none for a class without images."""
+        rows = self.confusion.double()
+        totals = rows.sum(1)
+        return {name: float(rows[i, i] / totals[i]) if totals[i] > 0 else None for i, name in enumerate(self.classes)}
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood."""
+        return float(F.cross_entropy(self.logits.double(), self.labels))
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error over 15 equal bins of confidence (Guo et al. 2017)."""
+        confidence, predicted = self.logits.double().softmax(1).max(1)
+        right = (predicted == self.labels).double()
+        bins = (confidence * 15).long().clamp(max=14)
+        gaps = [
+            float((right[bins == b].mean() - confidence[bins == b].mean()).abs() * (bins == b).double().mean())
+            for b in range(15)
+            if (bins == b).any()
+        ]
+        return sum(gaps)
+
+    def report(self) -> dict[str, Any]:
+        """Everything as plain numbers."""
+        return {
+            "images": len(self.labels),
+            "accuracy": self.accuracy,
+            "nll": self.nll,
+            "ece": self.ece,
+            "per_class": self.per_class,
+            "confusion": self.confusion.tolist(),
+        }

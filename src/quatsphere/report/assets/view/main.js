@@ -1,0 +1,181 @@
+// State, controls, and drawing when something changed.
+const scenes = [...document.querySelectorAll('.scene')].map((scene, image) => ({
+  image, scene, stage: scene.querySelector('.stage'), thumb: scene.querySelector('.thumb'), hover: scene.querySelector('.hover'),
+}));
+// Within a shell the nearest neighbour is the vertex itself; the next one has more to tell.
+const firstSlot = (step) => (meta.steps[step].source === meta.steps[step].target ? 1 : 0);
+const state = { step: 0, head: 0, vertex: nearestVertex(0, flat ? [0, 0] : turnBack([0, 0, 1])), slot: firstSlot(0), image: 0, quantity: 'image', outer: true };
+let painted = null;
+let headAt = () => 0;
+let pending = false;
+
+// The vertex of the step's target shell nearest to where another one is; at first the one that faces us.
+function nearestVertex(step, place) {
+  const shell = shells[meta.steps[step].target];
+  const distance = (vertex) => Math.hypot(...lookAt(shell, vertex).map((value, i) => value - place[i]));
+  let best = 0;
+  for (let vertex = 1; vertex < shell.count; vertex++) if (distance(vertex) < distance(best)) best = vertex;
+  return best;
+}
+
+// What does not change from shell to shell: the direction from the centre, or the place on the sheet.
+function lookAt(shell, vertex) {
+  return flat ? shell.looks[vertex] : shell.places[vertex].map((value) => value / shell.radius);
+}
+
+// Colours change with the state, not with the camera.
+function paint() {
+  painted = paintShells(state, shownShells(state));
+}
+
+// All pictures first, then all words: writing before measuring would lay the page out twice.
+function draw() {
+  pending = false;
+  for (const { image, stage, thumb } of scenes) {
+    drawStage(stage, image, state, painted.colours);
+    drawThumb(thumb, image, state);
+  }
+  drawRamp(byId('ramp'), state);
+  if (hasFrames) {
+    const message = messageOf(state.image, state);
+    drawMessage(byId('message'), message);
+    headAt = drawFrames(byId('frames'), state.image, state);
+    writeMessage(state, message);
+    writeFrames(state);
+  }
+  for (const { image, scene } of scenes) scene.classList.toggle('active', scenes.length > 1 && image === state.image);
+  writeNeighbours(state, (slot) => change({ slot }));
+  writeLegend(state, painted.range);
+  byId('step-name').textContent = `${state.step + 1}: ${meta.steps[state.step].name}`;
+  byId('head-name').textContent = `${state.head + 1} of ${meta.heads}`;
+  document.documentElement.dataset.drawn = String(performance.now());
+}
+
+function schedule() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(draw);
+}
+
+// Take over new values; a step to another shell keeps looking in the same direction.
+function change(news) {
+  if (news.step !== undefined && meta.steps[news.step].target !== meta.steps[state.step].target) {
+    news.vertex = nearestVertex(news.step, lookAt(shells[meta.steps[state.step].target], state.vertex));
+    news.slot = firstSlot(news.step);
+  }
+  Object.assign(state, news);
+  const count = neighboursOf(state.step, state.vertex).length;
+  state.slot = Math.min(state.slot, count - 1);
+  for (const [id, value] of [['step', state.step + 1], ['head', state.head + 1], ['quantity', state.quantity]]) byId(id).value = value;
+  if (byId('image')) byId('image').value = state.image;
+  paint();
+  schedule();
+}
+
+function turnBy(across, down) {
+  aim({ yaw: camera.yaw + across, pitch: Math.max(-1.5, Math.min(1.5, camera.pitch + down)) });
+  schedule();
+}
+
+function zoomBy(factor) {
+  aim({ zoom: Math.max(0.5, Math.min(8, camera.zoom * factor)) });
+  schedule();
+}
+
+// Drag turns, two fingers zoom, a click without a drag chooses.
+function listen({ image, stage, hover }) {
+  const fingers = new Map();
+  let moved = 0;
+  stage.addEventListener('pointerdown', (event) => {
+    stage.setPointerCapture(event.pointerId);
+    fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
+    if (fingers.size === 1) moved = 0;
+  });
+  stage.addEventListener('pointermove', (event) => {
+    const before = fingers.get(event.pointerId);
+    if (!before) {
+      const found = pick(stage, state, event.offsetX, event.offsetY);
+      hover.textContent = found ? describe(state, image, found) : '';
+      return;
+    }
+    const [dx, dy] = [event.offsetX - before[0], event.offsetY - before[1]];
+    moved += Math.abs(dx) + Math.abs(dy);
+    if (fingers.size === 2) {
+      const other = [...fingers].find(([id]) => id !== event.pointerId)[1];
+      const span = ([x, y]) => Math.hypot(x - other[0], y - other[1]);
+      zoomBy(span([event.offsetX, event.offsetY]) / Math.max(1, span(before)));
+    } else if (moved > 4) {
+      turnBy(dx * 0.008, dy * 0.008);
+    }
+    fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
+  });
+  const lift = (event) => fingers.delete(event.pointerId);
+  stage.addEventListener('pointercancel', lift);
+  stage.addEventListener('pointerup', (event) => {
+    lift(event);
+    const found = moved > 4 ? null : pick(stage, state, event.offsetX, event.offsetY);
+    if (found) change(found.slot === null ? { image, vertex: found.vertex, slot: firstSlot(state.step) } : { image, slot: found.slot });
+  });
+  stage.addEventListener('wheel', (event) => {
+    event.preventDefault();
+    zoomBy(Math.exp(-0.0015 * event.deltaY));
+  }, { passive: false });
+  stage.addEventListener('keydown', (event) => {
+    const keys = {
+      ArrowLeft: () => turnBy(-0.1, 0), ArrowRight: () => turnBy(0.1, 0), ArrowUp: () => turnBy(0, -0.1),
+      ArrowDown: () => turnBy(0, 0.1), '+': () => zoomBy(1.15), '-': () => zoomBy(1 / 1.15),
+    };
+    if (keys[event.key]) {
+      event.preventDefault();
+      keys[event.key]();
+    }
+  });
+}
+
+function begin() {
+  for (const [name, quantity] of Object.entries(QUANTITIES)) {
+    if (quantity.needsFrames && !hasFrames) continue;
+    const option = byId('quantity').appendChild(element('option', quantity.label));
+    option.value = name;
+  }
+  for (const part of document.querySelectorAll('.framed')) part.hidden = !hasFrames;
+  scenes.forEach(listen);
+  const number = (id) => Number(byId(id).value);
+  byId('step').addEventListener('input', () => change({ step: number('step') - 1 }));
+  byId('head').addEventListener('input', () => change({ head: number('head') - 1 }));
+  byId('quantity').addEventListener('input', () => {
+    const quantity = byId('quantity').value;
+    change(quantity === 'pool' ? { quantity, step: LAST_STEP } : { quantity });
+  });
+  byId('outer').addEventListener('input', () => change({ outer: byId('outer').checked }));
+  byId('image')?.addEventListener('input', () => change({ image: number('image') }));
+  byId('vertex').addEventListener('input', () => {
+    const most = shells[meta.steps[state.step].target].count - 1;
+    change({ vertex: Math.max(0, Math.min(most, Math.trunc(number('vertex')) || 0)), slot: firstSlot(state.step) });
+  });
+  byId('frames').addEventListener('click', (event) => change({ head: Math.min(meta.heads - 1, headAt(event.offsetX, event.offsetY)) }));
+  byId('reset').addEventListener('click', () => {
+    aim(FACING);
+    schedule();
+  });
+  byId('theme').addEventListener('click', () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+    root.dataset.theme = dark ? 'light' : 'dark';
+    readInk();
+    schedule();
+  });
+  document.querySelector('.controls').addEventListener('submit', (event) => event.preventDefault());
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+    readInk();
+    schedule();
+  });
+  new ResizeObserver(schedule).observe(document.body);
+  byId('frames').style.aspectRatio = `${headColumns} / ${Math.ceil(meta.heads / headColumns)}`;
+  readInk();
+  change({});
+  draw();
+  document.documentElement.dataset.ready = String(performance.now());
+}
+
+begin();

@@ -1,0 +1,250 @@
+// One image's shells on a canvas: discs for vertices, lines for the chosen vertex's neighbours, its frame on top.
+const ink = new Map();
+const css = (name) => ink.get(name);
+
+// The colours of the page's theme, read when it changes.
+function readInk() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ['--ink', '--muted', '--line', '--accent', '--warm', '--stage', '--globe']) {
+    ink.set(name, style.getPropertyValue(name).trim());
+  }
+}
+
+// A canvas ready to be drawn on in CSS pixels.
+function prepare(canvas) {
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  const density = window.devicePixelRatio || 1;
+  const [deviceWidth, deviceHeight] = [Math.round(width * density), Math.round(height * density)];
+  if (canvas.width !== deviceWidth || canvas.height !== deviceHeight) {
+    canvas.width = deviceWidth;
+    canvas.height = deviceHeight;
+  }
+  const pen = canvas.getContext('2d');
+  pen.setTransform(density, 0, 0, density, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return { pen, width, height };
+}
+
+// The shells that have been written when `step` is done, outermost first; without the outer ones only this step's two.
+function shownShells(state) {
+  const { source, target } = meta.steps[state.step];
+  return shells.filter((shell) => (state.outer ? shell.index <= target : shell.index === source || shell.index === target));
+}
+
+function drawStage(canvas, image, state, colours) {
+  const { pen, width, height } = prepare(canvas);
+  const target = meta.steps[state.step].target;
+  const shown = shownShells(state);
+  const lens = lensOf(width, height, shown[0].radius);
+  const drawn = { pen, lens, image, state, colours, target };
+  if (flat) {
+    const away = turn([0, 0, 1])[2] > 0 ? shown : [...shown].reverse();
+    for (const shell of away) {
+      drawSheet(drawn, shell);
+      if (shell.index === 0) drawImage(drawn);
+      drawHalf(drawn, shell, null);
+    }
+  } else {
+    for (const shell of shown) drawHalf(drawn, shell, false);
+    drawGlobe(drawn, shells[target]);
+    if (target === 0) drawImage(drawn);
+    for (const shell of [...shown].reverse()) drawHalf(drawn, shell, true);
+  }
+  drawEdges(drawn);
+  if (hasFrames) drawFrame(drawn);
+}
+
+// The target shell's body, which veils what lies behind it.
+function drawGlobe({ pen, lens }, shell) {
+  const [x, y, , scale] = lens([0, 0, 0]);
+  const edge = scale * DISTANCE * shell.radius / Math.sqrt(DISTANCE * DISTANCE - shell.radius * shell.radius);
+  const shade = pen.createRadialGradient(x - edge / 3, y - edge / 3, edge / 8, x, y, edge);
+  shade.addColorStop(0, css('--globe'));
+  shade.addColorStop(1, css('--stage'));
+  pen.globalAlpha = 0.72;
+  pen.fillStyle = shade;
+  pen.beginPath();
+  pen.arc(x, y, edge, 0, 7);
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.strokeStyle = css('--line');
+  pen.lineWidth = 1;
+  pen.stroke();
+}
+
+function drawSheet({ pen, lens }, shell) {
+  const edge = 1.02 * SHEET;
+  pen.beginPath();
+  for (const [right, up] of [[-1, -1], [1, -1], [1, 1], [-1, 1]]) {
+    const [x, y] = lens([edge * right, edge * up, shell.depth]);
+    pen.lineTo(x, y);
+  }
+  pen.closePath();
+  pen.globalAlpha = 0.6;
+  pen.fillStyle = css('--globe');
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.strokeStyle = css('--line');
+  pen.stroke();
+}
+
+// Patches along a side of the painted image: a pixel each, several where the image is small, at most 48.
+const patchesFor = (pixels) => Math.min(48, pixels * Math.ceil(24 / pixels));
+
+// The image on the first shell; on the sphere the half that faces us.
+function drawImage({ pen, lens, image }) {
+  const { shape: [, , rows, columns] } = arrays.get('pixels');
+  const [tall, wide] = [patchesFor(rows), patchesFor(columns)];
+  const corners = [];
+  for (let i = 0; i <= tall; i++) {
+    for (let j = 0; j <= wide; j++) corners.push(lens(placeOf((2 * j) / wide - 1, (2 * i) / tall - 1)));
+  }
+  pen.lineWidth = 0.8;
+  for (let i = 0; i < tall; i++) {
+    for (let j = 0; j < wide; j++) {
+      const first = i * (wide + 1) + j;
+      const patch = [corners[first], corners[first + 1], corners[first + wide + 2], corners[first + wide + 1]];
+      if (!facesUs(shells[0], (patch[0][2] + patch[2][2]) / 2)) continue;
+      const colour = pixelAt(image, Math.floor(((i + 0.5) * rows) / tall), Math.floor(((j + 0.5) * columns) / wide));
+      pen.fillStyle = pen.strokeStyle = `rgb(${colour})`;
+      pen.beginPath();
+      for (const [x, y] of patch) pen.lineTo(x, y);
+      pen.closePath();
+      pen.fill();
+      pen.stroke();
+    }
+  }
+}
+
+// Where image coordinates (u, v) lie on the first shell: the inverse of the Lambert projection, or the sheet itself.
+function placeOf(u, v) {
+  if (flat) return [SHEET * u, -SHEET * v, shells[0].depth];
+  const across = Math.sqrt(Math.max(0, 1 - v * v));
+  const place = [across * Math.cos(Math.PI * u), v, across * Math.sin(Math.PI * u)];
+  return toScreenAxes(place.map((value) => shells[0].radius * value));
+}
+
+function pixelAt(image, y, x) {
+  const channels = arrays.get('pixels').shape[1];
+  return [0, 1, 2].map((colour) => at('pixels', image, channels >= 3 ? colour : 0, y, x));
+}
+
+// The near or far half of a shell; what lies outside the target shell is pale, so that one sees through it.
+function drawHalf({ pen, lens, image, colours, target }, shell, near) {
+  const own = shell.index === target;
+  const painted = shell.index === 0 && near !== false && (own || flat);
+  const size = (painted ? 0.24 : own ? 0.46 : 0.3) * shell.spacing;
+  const normal = turn([0, 0, 1]);
+  pen.globalAlpha = own ? (near === false ? 0.5 : 1) : near === false ? 0.75 : 0.3;
+  for (let vertex = 0; vertex < shell.count; vertex++) {
+    const [x, y, towards, scale] = lens(shell.places[vertex]);
+    if (near !== null && facesUs(shell, towards) !== near) continue;
+    const [nx, ny, nz] = flat ? normal : turn(shell.places[vertex]).map((value) => value / shell.radius);
+    const radius = size * scale;
+    pen.fillStyle = colours[image][shell.index][vertex] ?? css('--line');
+    pen.beginPath();
+    pen.ellipse(x, y, radius * Math.max(0.22, Math.abs(nz)), radius, Math.atan2(-ny, nx), 0, 7);
+    pen.fill();
+    if (painted) outline(pen);
+  }
+  pen.globalAlpha = 1;
+}
+
+// Tells a disc from the image under it.
+function outline(pen) {
+  for (const [width, colour] of [[2.4, '#000000'], [1.2, '#ffffff']]) {
+    pen.lineWidth = width;
+    pen.strokeStyle = colour;
+    pen.stroke();
+  }
+}
+
+// The graph around the chosen vertex: a line's width is the weight times k (1 where all neighbours count the same).
+function drawEdges({ pen, lens, image, state }) {
+  const { source, target } = meta.steps[state.step];
+  const sources = neighboursOf(state.step, state.vertex);
+  const weights = sources.map((_, slot) => weightOf(image, state.step, state.vertex, slot, state.head));
+  const most = Math.max(...weights);
+  const [x, y] = lens(shells[target].places[state.vertex]);
+  pen.lineCap = 'round';
+  for (const halo of [true, false]) {
+    sources.forEach((vertex, slot) => {
+      const [sx, sy] = lens(shells[source].places[vertex]);
+      const chosen = slot === state.slot;
+      const width = Math.min(9, 0.6 + 1.7 * weights[slot] * sources.length);
+      pen.strokeStyle = halo ? css('--stage') : chosen ? css('--warm') : css('--ink');
+      pen.globalAlpha = halo ? 0.7 : chosen ? 1 : 0.35 + (0.55 * weights[slot]) / most;
+      pen.lineWidth = halo ? width + 2 : width;
+      pen.beginPath();
+      pen.moveTo(x, y);
+      pen.lineTo(sx, sy);
+      pen.stroke();
+      if (!halo) ring(pen, sx, sy, chosen ? 6 : 4, chosen ? css('--warm') : css('--ink'));
+    });
+  }
+  pen.globalAlpha = 1;
+  ring(pen, x, y, 8, css('--accent'));
+}
+
+function ring(pen, x, y, radius, colour) {
+  for (const [width, stroke] of [[4.5, css('--stage')], [2.2, colour]]) {
+    pen.strokeStyle = stroke;
+    pen.lineWidth = width;
+    pen.beginPath();
+    pen.arc(x, y, radius, 0, 7);
+    pen.stroke();
+  }
+}
+
+function drawFrame({ pen, lens, image, state, target }) {
+  const place = shells[target].places[state.vertex];
+  const base = row(`base.${target}`, state.vertex, state.head);
+  const field = row(`field.${state.step}`, image, state.vertex, state.head);
+  const length = (0.3 * shownShells(state)[0].radius) / Math.max(1, camera.zoom);
+  drawAxes(pen, lens, place, base, length, true);
+  drawAxes(pen, lens, place, field, length, false);
+}
+
+// Three axes of a quaternion at a place; dashed before the perturbation, with arrow heads and letters after it.
+function drawAxes(pen, lens, place, q, length, dashed) {
+  const [x, y] = lens(place);
+  axesOf(q).forEach((axis, number) => {
+    const [ex, ey] = lens(toScreenAxes(axis).map((value, i) => place[i] + length * value));
+    pen.strokeStyle = pen.fillStyle = AXES[number];
+    pen.lineWidth = dashed ? 1.4 : 2.6;
+    pen.setLineDash(dashed ? [4, 3] : []);
+    pen.beginPath();
+    pen.moveTo(x, y);
+    pen.lineTo(ex, ey);
+    pen.stroke();
+    pen.setLineDash([]);
+    if (!dashed) arrowHead(pen, x, y, ex, ey);
+  });
+}
+
+function arrowHead(pen, x, y, ex, ey) {
+  const length = Math.hypot(ex - x, ey - y);
+  if (length < 8) return;
+  const [ux, uy] = [(ex - x) / length, (ey - y) / length];
+  pen.beginPath();
+  pen.moveTo(ex + 3 * ux, ey + 3 * uy);
+  pen.lineTo(ex - 6 * ux - 4 * uy, ey - 6 * uy + 4 * ux);
+  pen.lineTo(ex - 6 * ux + 4 * uy, ey - 6 * uy - 4 * ux);
+  pen.fill();
+}
+
+// The vertex under a point: one of the target shell, or a neighbour of the chosen one. What faces us comes first.
+function pick(canvas, state, px, py) {
+  const lens = lensOf(canvas.clientWidth, canvas.clientHeight, shownShells(state)[0].radius);
+  const { source, target } = meta.steps[state.step];
+  let best = { distance: Infinity };
+  const offer = (shell, vertex, slot) => {
+    const [x, y, towards, scale] = lens(shell.places[vertex]);
+    const distance = Math.hypot(x - px, y - py) + (facesUs(shell, towards) ? 0 : 12) - (slot === null ? 0 : 2);
+    const near = Math.max(22, 0.6 * shell.spacing * scale);
+    if (distance < Math.min(near, best.distance)) best = { distance, shell: shell.index, vertex, slot };
+  };
+  for (let vertex = 0; vertex < shells[target].count; vertex++) offer(shells[target], vertex, null);
+  if (source !== target) neighboursOf(state.step, state.vertex).forEach((vertex, slot) => offer(shells[source], vertex, slot));
+  return best.shell === undefined ? null : best;
+}

@@ -1,0 +1,119 @@
+"""The paper's second figure: QSV in one view, the coupled kernel with what each of its roles is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+
+from quatsphere.report.figures.boxes import Box, blank_axes, draw_arrow, draw_box
+from quatsphere.report.figures.kernel import CARRY, ROUTE
+from quatsphere.report.figures.style import GREEN, GREY, INK, PALE, WIDE, Array, styled
+
+SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
+"""Shells from outside in: one hue, darker inwards, told apart in grey."""
+SLAB = 0.22
+"""Half the thickness of the slice through the shells that is drawn, as a share of each radius."""
+
+COSTS = ("routing_uniform", "transport_identity", "both_off", "frozen_random")
+"""Variants whose cost is a label of the figure."""
+
+Edges = Sequence[tuple[Array, Array]]
+"""Per shell but the first: the place of one target and the places of the sources it hears."""
+
+
+@styled
+def qsv_in_one_view(positions: Sequence[Array], edges: Edges, costs: Mapping[str, float], source: str) -> Figure:
+    """(a) a slice through the shells: positions (V, 3), outer first; (b) the kernel.
+
+    `costs` are changes of accuracy in points: routing_uniform, transport_identity, both_off, frozen_random; those
+    missing are left out. `source` says whose numbers they are.
+    """
+    figure = Figure(figsize=(WIDE, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.12, 1))
+    _shells(left, positions, edges)
+    _kernel(right, costs)
+    left.set_title("(a) from the image inwards through the shells")
+    right.set_title("(b) the coupled kernel, and what it costs to remove a role")
+    right.text(3.5, 0.02, source, ha="center", fontsize=7, color=GREY)
+    return figure
+
+
+def _shells(axes: Any, positions: Sequence[Array], edges: Edges) -> None:
+    blank_axes(axes, 8, 7)
+    centre, scale = np.array([4.75, 3.68]), 2.62
+    _image(axes)
+    for shell, places in enumerate(positions):
+        radius = float(np.linalg.norm(places[0]))
+        axes.add_patch(Circle(tuple(centre), scale * radius, facecolor="none", edgecolor=PALE, linewidth=0.8, zorder=1))
+        near = places[np.abs(places[:, 1]) < SLAB * radius]
+        colour = SHADES[min(shell, len(SHADES) - 1)]
+        axes.scatter(*_flat(near, centre, scale).T, s=11, color=colour, edgecolors="white", linewidths=0.3, zorder=4)
+    for target, sources in edges:
+        ends = _flat(sources, centre, scale)
+        start = _flat(target[None], centre, scale)[0]
+        for end in ends:
+            axes.plot(*np.stack((end, start)).T, color=INK, linewidth=0.5, alpha=0.7, zorder=3)
+        axes.scatter(*start, s=20, facecolor="white", edgecolor=INK, linewidth=0.9, zorder=5)
+    counts = " → ".join(str(len(places)) for places in positions)
+    axes.text(centre[0], 0.72, f"vertices: {counts}", ha="center", fontsize=7, color=INK)
+    axes.text(centre[0], 0.25, "lines: the neighbours one vertex hears", ha="center", fontsize=7, color=GREY)
+    _middle(axes, centre)
+
+
+def _flat(places: Array, centre: Array, scale: float) -> Array:
+    """Seen along the polar axis; vertices of the slice are put on their circle."""
+    seen = places[:, (2, 0)]
+    radius = np.linalg.norm(places, axis=1, keepdims=True)
+    slab = np.abs(places[:, 1:2]) < SLAB * radius
+    length = np.linalg.norm(seen, axis=1, keepdims=True)
+    return np.asarray(centre + scale * np.where(slab, seen / np.maximum(length, 1e-9) * radius, seen))
+
+
+def _image(axes: Any) -> None:
+    """An image as a grid of pixels, and the way onto the first shell."""
+    side = np.linspace(-1, 1, 12)
+    shade = np.exp(-(side[:, None] ** 2 * 2 + side[None] ** 2 * 4)) + 0.25 * side[:, None]
+    axes.imshow(shade, extent=(0.05, 1.45, 3.0, 4.4), cmap="Greys", vmin=-0.3, vmax=1.4, zorder=2, aspect="auto")
+    axes.add_patch(Rectangle((0.05, 3.0), 1.4, 1.4, facecolor="none", edgecolor=GREY, linewidth=0.7, zorder=3))
+    axes.set(xlim=(0, 8), ylim=(0, 7))
+    axes.text(0.75, 4.55, "image", ha="center", fontsize=7.5)
+    axes.text(0.8, 2.85, "Lambert patch\nembedding,\n5 x 5 samples", ha="center", va="top", fontsize=7, color=GREY)
+    draw_arrow(axes, (1.5, 3.75), (1.95, 3.75))
+
+
+def _middle(axes: Any, centre: Array) -> None:
+    """What happens on the last shell and after it."""
+    axes.text(*centre, "two rounds\nwithin the\nlast shell", ha="center", va="center", fontsize=7, zorder=6)
+    out = draw_box(axes, Box(4.75, 6.75, 3.1, 0.44), "pooling, classifier → logits", GREY, size=7)
+    draw_arrow(axes, (centre[0], centre[1] + 0.45), out.bottom, GREEN)
+
+
+def _kernel(axes: Any, costs: Mapping[str, float]) -> None:
+    blank_axes(axes, 7, 7)
+    target = draw_box(axes, Box(1.2, 6.3, 2.2, 0.7), "target $x_i,\\ q_i$")
+    source = draw_box(axes, Box(5.8, 6.3, 2.2, 0.7), "source $x_j,\\ q_j$")
+    draw_box(axes, Box(3.5, 4.75, 2.7, 0.8), "$r_{ij} = q_i^{*} \\otimes q_j$", GREEN, size=8.5)
+    weight = draw_box(axes, Box(1.5, 2.95, 2.8, 0.95), "routing\nsoftmax$_j(\\beta_h\\,$Re$\\,r_{ij})$", ROUTE)
+    message = draw_box(axes, Box(5.4, 2.95, 2.8, 0.95), "transport\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", CARRY)
+    draw_box(axes, Box(3.5, 1.05, 3.0, 0.7), "$z_i = \\sum_j C_{ij}\\, m_{ij}$")
+    for start, end in ((target.bottom, (2.6, 5.2)), (source.bottom, (4.4, 5.2))):
+        draw_arrow(axes, start, end)
+    draw_arrow(axes, (2.8, 4.33), weight.top, ROUTE)
+    draw_arrow(axes, (4.2, 4.33), message.top, CARRY)
+    draw_arrow(axes, (6.2, source.bottom[1]), (6.2, message.top[1]), GREY)
+    draw_arrow(axes, (2.65, weight.bottom[1]), (3.1, 1.42), ROUTE)
+    draw_arrow(axes, (4.3, message.bottom[1]), (3.9, 1.42), CARRY)
+    _label(axes, (0.1, 2.15), "uniform 1/k", costs.get("routing_uniform"), "left")
+    _label(axes, (6.8, 2.15), "identity", costs.get("transport_identity"), "right")
+    _label(axes, (6.8, 1.05), "both", costs.get("both_off"), "right")
+    _label(axes, (2.0, 4.7), "frozen random\nfield", costs.get("frozen_random"), "right")
+
+
+def _label(axes: Any, place: tuple[float, float], change: str, points: float | None, side: str) -> None:
+    if points is not None:
+        text = f"{change}: {points:+.1f}".replace("-", "\N{MINUS SIGN}")
+        axes.text(*place, text, ha=side, va="center", fontsize=7.5, fontweight="bold", color=INK, zorder=5)

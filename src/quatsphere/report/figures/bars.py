@@ -1,0 +1,101 @@
+"""Bars: accuracy per class, transport switched off, shares of cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from quatsphere.report.figures.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    WIDE,
+    light_grid,
+    plain,
+    styled,
+)
+
+HATCHES = ("", "////", "....", "xxxx")
+
+
+@styled
+def per_class_bars(runs: Mapping[str, Mapping[str, float | None]]) -> Figure:
+    """Test accuracy of every class, easiest first (by the mean over runs); one bar per run."""
+    classes = _ranked(runs)
+    figure = Figure(figsize=(WIDE, 2.6), layout="constrained")
+    axes = figure.subplots()
+    places, width = np.arange(len(classes)), 0.8 / max(1, len(runs))
+    for index, (name, accuracies) in enumerate(runs.items()):
+        heights = [accuracies.get(label) or 0.0 for label in classes]
+        offset = (index - (len(runs) - 1) / 2) * width
+        look: Any = {"color": COLOURS[index % len(COLOURS)], "hatch": HATCHES[index % len(HATCHES)]}
+        bars = axes.bar(places + offset, heights, 0.94 * width, edgecolor="white", linewidth=0.4, **look)
+        bars.set_label(plain(name, 32))
+        if len(runs) == 1 and len(classes) <= 20:
+            axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=7, padding=1)
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    long = max((len(label) for label in classes), default=0) * len(classes) > 90
+    axes.set_xticks(places, [plain(label, 18) for label in classes], **(turned if long else {}))
+    axes.tick_params(axis="x", length=0, labelsize=7.5 if len(classes) <= 30 else 4)
+    axes.set(ylabel="accuracy", ylim=(0, 1), xlim=(-0.6, len(classes) - 0.4))
+    light_grid(axes)
+    if len(runs) > 1:
+        figure.legend(loc="outside upper center", ncols=min(4, len(runs)))
+    return figure
+
+
+def _ranked(runs: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """Classes by their mean accuracy, best first."""
+    names = list(dict.fromkeys(label for accuracies in runs.values() for label in accuracies))
+
+    def mean(label: str) -> float:
+        known = [value for accuracies in runs.values() if (value := accuracies.get(label)) is not None]
+        return sum(known) / len(known) if known else 0.0
+
+    return sorted(names, key=mean, reverse=True)
+
+
+@styled
+def transport_bars(section: Mapping[str, Any], steps: Sequence[str]) -> Figure:
+    """What the negative log-likelihood gains when a head's or a step's messages arrive unturned."""
+    figure = Figure(figsize=(WIDE, 2.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(max(2, len(section["heads"])), 1 + len(steps)))
+    heads = [str(index) for index in range(1, 1 + len(section["heads"]))]
+    for axes, names, effects, colour, title in (
+        (left, heads, section["heads"], ORANGE, "head, in all steps"),
+        (right, [*steps, "all"], [*section["steps"], section["all"]], GREEN, "step, all heads"),
+    ):
+        places = np.arange(len(names))
+        axes.bar(places, [effect["nll"] for effect in effects], 0.7, color=colour, zorder=2)
+        long = max(map(len, names)) > 3
+        axes.set_xticks(places, names, **({"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}))
+        axes.set_xlabel(title)
+        axes.axhline(0, color=GREY, linewidth=0.7)
+        light_grid(axes)
+    left.set_ylabel("change of NLL\nwithout transport")
+    return figure
+
+
+@styled
+def cost_shares(section: Mapping[str, Any]) -> Figure:
+    """Shares of the parameters and of the time of a forward pass, by part."""
+    figure = Figure(figsize=(WIDE, 2.3), layout="constrained")
+    for axes, shares, title in zip(
+        figure.subplots(1, 2),
+        (section["parameter_share"], section["time_share"]),
+        (f"{section['total']:,} parameters", "time of a forward pass"),
+        strict=True,
+    ):
+        large = sorted(((name, share) for name, share in shares.items() if share >= 0.002), key=lambda item: item[1])
+        bars = axes.barh([name for name, _ in large], [100 * share for _, share in large], 0.66, color=BLUE, zorder=2)
+        axes.bar_label(bars, [f"{100 * share:.1f}" for _, share in large], fontsize=7, padding=2)
+        axes.set(title=title, xlabel="share, %")
+        axes.margins(x=0.14)
+        axes.tick_params(axis="y", length=0)
+        light_grid(axes, "x")
+    return figure

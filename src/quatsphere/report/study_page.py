@@ -1,0 +1,123 @@
+"""The report of a study, from the records of its cells and the verdicts on the paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quatsphere.report.page import Claim, Picture, Report, Section, Table, Tile
+from quatsphere.report.run_page import time_text
+
+Record = Mapping[str, Any]
+KINDS = {
+    "trained": ("Claims that need training", "What our runs say of the paper's statements about trained models."),
+    "static": ("Claims that need none", "Arithmetic and geometry, computed from the code at the paper's size."),
+}
+"""kind of claim -> heading, sentence."""
+
+
+def study_report(
+    name: str, records: Sequence[Record], claims: Sequence[Record], tables: Sequence[Table], shown: Sequence[Picture]
+) -> Report:
+    """The whole report: tables and figures, then claims, then every cell."""
+    sections = [Section("Accuracies", "Means over seeds, in percent; changes are paired by seed.", tables, shown)]
+    for kind, (title, text) in KINDS.items():
+        chosen = [claim_of(claim) for claim in claims if claim["kind"] == kind]
+        if chosen:
+            sections.append(Section(title, text, claims=chosen))
+    sections.append(Section("Every run", "One row per finished cell.", [cells_table(records)]))
+    told = f"{len(records)} runs on {', '.join(_kinds(records, 'dataset')) or 'nothing yet'}"
+    return Report(f"Study {name}", told, tiles(records, claims), facts(records), sections)
+
+
+def tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
+    """How much was run, and how the claims stand."""
+    diverged = sum(record["status"] == "diverged" for record in records)
+    hours = time_text(sum(record.get("seconds") or 0.0 for record in records))
+    shown = [
+        Tile("runs", str(len(records)), f"{diverged} diverged" if diverged else "none diverged"),
+        Tile("rows", str(len(_kinds(records, "variant"))), f"{len(_kinds(records, 'seed'))} seeds"),
+        Tile("training time", hours, "all runs together"),
+    ]
+    for verdict in ("holds", "fails", "undecided") if claims else ():
+        count = sum(claim["verdict"] == verdict for claim in claims)
+        shown.append(Tile(f"claims: {verdict}", str(count), f"of {len(claims)}"))
+    return shown
+
+
+def claim_of(found: Record) -> Claim:
+    """A claim and its verdict as text."""
+    paper_n = f" (n = {found['paper_n']})" if found.get("paper_n") else ""
+    interval = found.get("interval")
+    return Claim(
+        found["id"],
+        found["statement"],
+        found["verdict"],
+        found.get("why") or "",
+        number_text(found.get("ours")),
+        number_text(found.get("paper")) + paper_n,
+        f"{number_text(interval[0])} to {number_text(interval[1])}" if interval else "",
+        str(found["n"]) if found.get("n") else "",
+        found.get("section") or "",
+    )
+
+
+def number_text(value: Any) -> str:
+    """A number, a list of numbers, or words."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(number_text(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def cells_table(records: Sequence[Record]) -> Table:
+    """Every run; those that diverged are marked."""
+    columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
+    rows = [
+        (
+            str(record["cell"]),
+            str(record["variant"]),
+            str(record["dataset"]),
+            str(record["seed"]),
+            _share(record.get("test_accuracy")),
+            _share(record.get("val_accuracy")),
+            str(record.get("epochs", "-")),
+            time_text(record["seconds"]) if record.get("seconds") else "-",
+            str(record["status"]),
+        )
+        for record in records
+    ]
+    marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
+    return Table(f"{len(rows)} runs", columns, rows, marked=marked)
+
+
+def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What identifies the numbers: everything that differs between runs is listed."""
+    versions = [
+        ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items()) for record in records
+    ]
+    found = {
+        "runs": len(records),
+        "rows": _listed(_kinds(records, "variant")),
+        "data": _listed(_kinds(records, "dataset")),
+        "data fingerprints": _listed(_kinds(records, "fingerprint")),
+        "seeds": _listed(_kinds(records, "seed")),
+        "commits": _listed(_kinds(records, "commit")),
+        "versions": _listed(dict.fromkeys(versions)),
+        "machines": _listed(_kinds(records, "processor")),
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+
+
+def _kinds(records: Iterable[Record], field: str) -> list[Any]:
+    """Distinct values, in order of appearance."""
+    return list(dict.fromkeys(record[field] for record in records if record.get(field) is not None))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return "; ".join(str(value) for value in values if value)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,330 @@
+"""Claims that trained cells decide. Margins stand here before any run: a point where the paper speaks of seed noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quatsphere.study.claims.claim import Claim, Need, Number, Rule
+from quatsphere.study.claims.needs import Decay, Epochs, Gpu, PaperSize
+from quatsphere.study.claims.rules import (
+    Above,
+    AllNoEffect,
+    Below,
+    Contrast,
+    Faster,
+    Grows,
+    NoEffect,
+    NotWorse,
+    RowMean,
+    Unstable,
+    Value,
+    Within,
+    difference,
+)
+
+POINT = 1.0
+"""Margin in points of every "no effect": "seed variation of up to about one point" (sec:exp-main)."""
+COLLAPSED = 5.0
+"""Margin in points of "collapses similarly" (64.1 and 66.5)."""
+SWEEP = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong", "repulsion_off")
+INTERACTION = {"both_off": 1.0, "transport_identity": -1.0, "routing_uniform": -1.0, "full": 1.0}
+
+
+VALUE_ON_BOTH = {"flat_value_identity": 1.0, "flat": -1.0, "attention_value_identity": -1.0, "attention": 1.0}
+
+
+def accuracy(row: str, paper: float, n: int, section: str = "tab:ablation", dataset: str = "cifar10") -> Claim:
+    """A table entry: decided at the paper's size only."""
+    title = "CIFAR-10" if dataset == "cifar10" else "CIFAR-100"
+    return Claim(
+        f"accuracy.{row}" + ("" if dataset == "cifar10" else ".cifar100"),
+        section,
+        f"{row} reaches {paper} % on {title}",
+        paper,
+        "mean" if n > 1 else "single",
+        n,
+        Value(row, paper, POINT, dataset=dataset),
+        needs=(PaperSize(row, dataset),),
+    )
+
+
+def seeds(row: str, *values: float) -> Claim:
+    """The per-seed list of the appendix: the same row, its range."""
+    return Claim(
+        f"seeds.{row}", "sec:appendix-config", f"{row} by seed: {' / '.join(map(str, values))}", values, "range",
+        len(values), Value(row, sum(values) / len(values), POINT), needs=(PaperSize(row),),
+    )  # fmt: skip
+
+
+def trained(
+    name: str, section: str, statement: str, paper: Number, n: int, rule: Rule, needs: Sequence[Need] = ()
+) -> Claim:
+    """A claim about means (n > 1) or a single run."""
+    return Claim(name, section, statement, paper, "mean" if n > 1 else "single", n, rule, needs=needs)
+
+
+def ranged(name: str, section: str, statement: str, paper: Number, rule: Rule, needs: Sequence[Need] = ()) -> Claim:
+    """A claim about a range."""
+    return Claim(name, section, statement, paper, "range", None, rule, needs=needs)
+
+
+def loses(row: str, reference: str = "full", dataset: str = "cifar10", metric: str = "test") -> Below:
+    """row < reference."""
+    return Below(Contrast(difference(row, reference), metric, dataset))
+
+
+def gains(row: str, reference: str, metric: str = "test", limit: float = 0.0) -> Above:
+    """row > reference."""
+    return Above(Contrast(difference(row, reference), metric), limit)
+
+
+def same(row: str, reference: str = "full", dataset: str = "cifar10", margin: float = POINT) -> NoEffect:
+    """row = reference within the margin."""
+    return NoEffect(Contrast(difference(row, reference), dataset=dataset), margin)
+
+
+def weigh(weights: Mapping[str, float], metric: str = "test") -> Contrast:
+    """A contrast on CIFAR-10."""
+    return Contrast(weights, metric)
+
+
+TRAINED: tuple[Claim, ...] = (
+    # table "ablation", table "context", both data sets
+    accuracy("full", 85.9, 2),
+    accuracy("transport_identity", 81.7, 3),
+    accuracy("routing_uniform", 85.7, 2),
+    accuracy("routing_absolute", 86.3, 2),
+    accuracy("routing_geometric", 86.0, 2),
+    accuracy("both_off", 64.1, 1),
+    accuracy("frozen_random", 66.5, 1),
+    accuracy("attention_value_identity", 86.3, 3),
+    accuracy("attention", 87.3, 3, "tab:context"),
+    accuracy("flat", 91.1, 3, "tab:context"),
+    accuracy("resnet20", 93.2, 1, "tab:context"),
+    accuracy("flat_value_identity", 90.1, 3, "sec:exp-grid"),
+    accuracy("attention_wide", 68.6, 1, "sec:exp-baseline"),
+    accuracy("beta_warm", 86.1, 1, "sec:exp-routing"),
+    accuracy("full", 60.1, 1, dataset="cifar100"),
+    accuracy("transport_identity", 56.0, 1, dataset="cifar100"),
+    accuracy("routing_uniform", 59.7, 1, dataset="cifar100"),
+    accuracy("attention", 63.4, 1, dataset="cifar100"),
+    accuracy("attention_value_identity", 62.6, 1, dataset="cifar100"),
+    seeds("full", 85.9, 86.0),
+    seeds("transport_identity", 81.3, 81.7, 82.1),
+    seeds("routing_uniform", 85.3, 86.1),
+    seeds("routing_absolute", 86.0, 86.5),
+    seeds("routing_geometric", 85.4, 86.5),
+    seeds("attention_value_identity", 86.2, 86.3, 86.5),
+    # which part of the kernel matters
+    trained(
+        "transport.cifar10", "sec:exp-ablation", "removing transport costs 4.3 points", -4.3, 3,
+        loses("transport_identity"),
+    ),
+    trained(
+        "transport.cifar100", "sec:exp-ablation", "removing transport costs 4.1 points on CIFAR-100", -4.1, 1,
+        loses("transport_identity", dataset="cifar100"),
+    ),
+    trained(
+        "transport.fit", "sec:exp-ablation", "removing transport lowers augmented training accuracy from 81 to 74",
+        -7.0, 3,
+        loses("transport_identity", metric="train"),
+    ),
+    trained(
+        "uniform.cifar10", "sec:exp-ablation", "uniform routing changes nothing (-0.2)", -0.2, 2,
+        same("routing_uniform"),
+    ),
+    trained(
+        "uniform.cifar100", "sec:exp-ablation", "uniform routing changes nothing on CIFAR-100 (-0.4)", -0.4, 1,
+        same("routing_uniform", dataset="cifar100"),
+    ),
+    trained(
+        "roles.unequal", "sec:exp-ablation", "transport matters more than routing, 4.3 against 0.2", -4.1, 2,
+        loses("transport_identity", "routing_uniform"),
+    ),
+    trained(
+        "roles.order_of_magnitude", "sec:exp-ablation",
+        "removing transport costs more than ten times what uniform routing costs", -1.75, 2,
+        Below(weigh({"transport_identity": 1.0, "routing_uniform": -10.0, "full": 9.0})),
+    ),
+    trained("absolute", "tab:ablation", "routing on |Re(r)| changes nothing (+0.3)", 0.3, 2, same("routing_absolute")),
+    trained("geometric", "tab:ablation", "geometric routing changes nothing (+0.0)", 0.0, 2, same("routing_geometric")),
+    trained(
+        "both_off", "sec:exp-ablation", "without both roles accuracy collapses (-21.8)", -21.8, 1, loses("both_off"),
+    ),
+    trained(
+        "interaction", "sec:exp-ablation", "both off lies 17 points below the additive prediction", -17.0, 1,
+        Below(weigh(INTERACTION)),
+    ),
+    trained(
+        "routing_without_transport", "sec:exp-ablation", "without transport the routing weights carry 17 points",
+        -17.6, 1,
+        loses("both_off", "transport_identity"),
+    ),
+    trained(
+        "frozen_random", "sec:exp-ablation", "a frozen random field collapses (-19.4)", -19.4, 1,
+        loses("frozen_random"),
+    ),
+    trained(
+        "frozen_like_both_off", "sec:exp-ablation", "both collapses are similar, to about 65 %", 2.4, 1,
+        same("frozen_random", "both_off", margin=COLLAPSED),
+    ),
+    trained(
+        "frozen_identity", "sec:exp-ablation", "a frozen identity field is no substitute either", None, 1,
+        loses("frozen_identity"),
+    ),
+    # routing diagnostics
+    ranged(
+        "entropy", "sec:exp-routing", "normalised routing entropy stays at about 0.99", 0.99,
+        Within("entropy", 0.985, 1.0),
+    ),
+    ranged(
+        "peak", "sec:exp-routing", "the peak weight is 1.2 to 1.4 times uniform", (1.2, 1.4),
+        Within("peak", 1.15, 1.45),
+    ),
+    ranged(
+        "orientation", "sec:exp-routing", "orientation spread between 0.9 and 1.8 rad", (0.9, 1.8),
+        Within("orientation", 0.85, 1.85),
+    ),
+    ranged(
+        "orientation.grows", "sec:exp-routing", "orientation spread grows across shells", (0.9, 1.8),
+        Grows("orientation"),
+    ),
+    ranged("score_spread", "sec:exp-routing", "score spread 0.24 to 0.46", (0.24, 0.46), Within("score", 0.235, 0.465)),
+    ranged(
+        "beta", "sec:exp-routing", "head means of beta are 0.50 to 0.76", (0.50, 0.76), Within("beta", 0.495, 0.765),
+        (Decay(4.0),),
+    ),
+    ranged(
+        "beta.below_prior", "sec:exp-routing", "beta sits at or below the prior's 0.79", 0.79,
+        Within("beta", 0.1, 0.795),
+    ),
+    ranged(
+        "beta.falls", "sec:exp-routing", "beta decreases over training", None,
+        Below(RowMean("beta_change")),
+    ),
+    ranged(
+        "beta_warm.returns", "fig:beta", "started at 5, beta returns to 0.52-1.16", (0.52, 1.16),
+        Within("cross_beta", 0.515, 1.165, "beta_warm"), (Decay(4.0, "beta_warm"),),
+    ),
+    trained(
+        "beta_warm.accuracy", "sec:exp-routing", "a warm start at 5 ends at baseline accuracy (+0.2)", 0.2, 1,
+        same("beta_warm"),
+    ),
+    trained(
+        "beta_frozen.accuracy", "sec:exp-routing", "beta frozen at 5 is within seed noise (-0.4)", -0.4, 1,
+        same("beta_frozen"),
+    ),
+    # controls
+    trained(
+        "attention_over_qsv", "sec:exp-baseline", "matched attention exceeds QSV (+1.4)", 1.4, 3,
+        gains("attention", "full"),
+    ),
+    trained(
+        "flat_over_sphere", "sec:exp-grid", "the flat lattice gains 3.8 points", 3.8, 3, gains("flat", "attention"),
+    ),
+    trained(
+        "resnet_over_flat", "sec:exp-grid", "ResNet-20 stays 2.1 points above the flat control", 2.1, 1,
+        gains("resnet20", "flat"),
+    ),
+    trained(
+        "flat_closes_most", "sec:exp-error", "flat lies above the middle between attention and ResNet-20", 0.85, 3,
+        Above(weigh({"flat": 1.0, "attention": -0.5, "resnet20": -0.5})),
+    ),
+    trained(
+        "value.sphere", "sec:exp-grid", "W_V -> identity costs 1.0 on the sphere", -1.0, 3,
+        loses("attention_value_identity", "attention"),
+    ),
+    trained(
+        "value.plane", "sec:exp-grid", "W_V -> identity costs 1.0 on the plane", -1.0, 3,
+        loses("flat_value_identity", "flat"),
+    ),
+    trained(
+        "value.cifar100", "tab:ablation", "W_V -> identity costs 0.8 on CIFAR-100", -0.8, 1,
+        loses("attention_value_identity", "attention", "cifar100"),
+    ),
+    trained(
+        "value.same_on_both", "sec:exp-grid", "the value path costs the same on either layout", 0.0, 3,
+        NoEffect(weigh(VALUE_ON_BOTH), POINT),
+    ),
+    trained(
+        "kernel_factor", "sec:exp-grid",
+        "losing the value transform costs QSV more than attention (4.3 against 1.0)", -3.3, 3,
+        Below(weigh({"transport_identity": 1.0, "full": -1.0, "attention_value_identity": -1.0, "attention": 1.0})),
+    ),
+    trained(
+        "wide", "sec:exp-baseline", "attention at QSV's width falls behind the matched one (-18.7)", -18.7, 1,
+        loses("attention_wide", "attention"),
+    ),
+    trained(
+        "speed.slower", "sec:exp-baseline", "QSV is more expensive to train than matched attention (3.3x)", 3.3, 1,
+        Faster("attention", "full", "log_speed"),
+    ),
+    trained(
+        "speed.qsv", "sec:appendix-config", "compiled QSV trains at 470 images/s", 470.0, 1,
+        Value("full", 470.0, 47.0, "speed"), (Gpu(),),
+    ),
+    trained(
+        "speed.attention", "sec:appendix-config", "compiled attention trains at 5350 images/s", 5350.0, 1,
+        Value("attention", 5350.0, 535.0, "speed"), (Gpu(),),
+    ),
+    # trainability, optimisation and geometry
+    ranged(
+        "loss.falls", "sec:exp-main", "the epoch loss decreases near-monotonically", 0.9,
+        Above(RowMean("falling"), 0.9),
+    ),
+    trained("best", "sec:exp-main", "the best run reaches 86.9 %", 86.9, 1, Value("full", 86.9, POINT), (PaperSize(),)),
+    ranged(
+        "robust", "sec:exp-main", "accuracy stays within 85.7-86.9 over rates, quaternion steps and repulsion",
+        (85.7, 86.9),
+        AllNoEffect(SWEEP, "full", 1.2),
+    ),
+    trained(
+        "constant_rate", "sec:exp-main", "a constant learning rate is about a point lower", -1.0, 1,
+        loses("schedule_constant"),
+    ),
+    trained(
+        "annealed_freezes", "sec:training", "annealing the quaternion rate freezes the field", None, 1,
+        loses("quaternion_annealed", metric="motion"),
+    ),
+    trained("bound.stability", "sec:exp-opt", "the bound matters for stability", None, 1, Unstable("bound_none")),
+    trained(
+        "zero_init.stability", "sec:exp-opt", "the zero start matters for stability", None, 1,
+        Unstable("zero_init_off"),
+    ),
+    trained(
+        "adam_smoother", "sec:exp-opt", "Adam in su(2) has smoother loss curves than AdamW + renormalisation", None, 1,
+        gains("quaternion_adamw", "full", "roughness"),
+    ),
+    trained(
+        "repulsion.coverage", "sec:exp-opt", "without repulsion vertices concentrate within a dozen epochs", None, 1,
+        loses("repulsion_off", metric="nearest"), (Epochs(12),),
+    ),
+    trained(
+        "repulsion.accuracy", "sec:exp-opt", "without repulsion validation accuracy is not lower", 0.0, 1,
+        NotWorse(Contrast(difference("repulsion_off", "full"), "val"), POINT),
+    ),
+    ranged(
+        "positions.interior", "sec:exp-opt", "interior vertices move very little (here: < 1/4 of their spacing)", None,
+        Below(RowMean("interior"), 0.25),
+    ),
+    ranged(
+        "graph.metrics_trained", "sec:connectivity", "both metrics agree on trained checkpoints", 1.0,
+        Within("agreement", 1.0, 1.0),
+    ),
+    # where the error is
+    trained(
+        "classes.structure", "sec:exp-error", "vehicles and frog are easier than cat, bird, dog, deer", None, 1,
+        Above(RowMean("class_gap")),
+    ),
+    trained(
+        "classes.cat", "sec:exp-error", "cat is the hardest class", None, 1, Below(RowMean("cat_gap")),
+    ),
+    trained(
+        "clean_train", "sec:exp-error", "clean training accuracy is 95.7 % at 86.5 % test", 95.7, 1,
+        Value("full", 95.7, POINT, "clean_train"), (PaperSize(),),
+    ),
+    trained(
+        "clean_gap", "sec:exp-error", "the clean gap is roughly nine points", 9.2, 1,
+        Value("full", 9.2, 1.5, "clean_gap"), (PaperSize(),),
+    ),
+)  # fmt: skip

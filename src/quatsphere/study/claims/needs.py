@@ -1,0 +1,72 @@
+"""What a claim needs of the runs: the paper's size, enough decay, enough epochs, a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quatsphere.study.claims.evidence import METRICS, Evidence
+from quatsphere.study.plan import base_settings
+from quatsphere.study.scales import SCALES
+from quatsphere.study.variants import find_variant
+
+SIZE = (
+    "model.base_vertices",
+    "model.shells",
+    "train.epochs",
+    "train.batch_size",
+    "data.train_limit",
+    "data.trivial_augment",
+)
+
+
+@dataclass(frozen=True)
+class PaperSize:
+    """Cells with the paper's model, data and length."""
+
+    row: str = "full"
+    dataset: str = "cifar10"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Whether one of the settings that make up the size differs."""
+        paper = base_settings(SCALES["paper"], self.dataset, find_variant(self.row).model, {})
+        settings = [record["config"] for record in evidence.of(self.dataset, self.row).values()]
+        same = all(each.get(key) == paper.get(key) for each in settings for key in SIZE)
+        return "" if settings and same and evidence.dataset(self.dataset) == self.dataset else "needs the paper's size"
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Enough weight decay in all for it to act: Σ lr * wd."""
+
+    least: float
+    row: str = "full"
+
+    def missing(self, evidence: Evidence) -> str:
+        """How much there is."""
+        values = [METRICS["decay"](record) or 0.0 for record in evidence.of("cifar10", self.row).values()]
+        have = min(values, default=0.0)
+        return "" if have >= self.least else f"needs sum of lr * wd >= {self.least:g}, has {have:.2g}"
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Enough epochs."""
+
+    least: int
+    row: str = "full"
+
+    def missing(self, evidence: Evidence) -> str:
+        """How many there are."""
+        have = min((record["epochs"] for record in evidence.of("cifar10", self.row).values()), default=0)
+        return "" if have >= self.least else f"needs {self.least} epochs, has {have}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The paper's hardware: speeds on it are not speeds here."""
+
+    name: str = "RTX A6000"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Whatever ran here was something else, as far as a results folder tells."""
+        return f"needs one {self.name} and torch.compile"

@@ -1,0 +1,288 @@
+"""What decides a claim: comparisons of cells with intervals, measured properties, arithmetic. Nothing below n = 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from quatsphere.study.claims.claim import Finding, Number
+from quatsphere.study.claims.evidence import Evidence
+from quatsphere.study.statistics import LEAST, LEVEL, Estimate, contrast, mean
+
+
+def difference(row: str, reference: str) -> dict[str, float]:
+    """row minus reference."""
+    return {row: 1.0, reference: -1.0}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of rows, paired by seed."""
+
+    weights: Mapping[str, float]
+    metric: str = "test"
+    dataset: str = "cifar10"
+
+    def estimate(self, evidence: Evidence) -> Estimate | None:
+        """Its value with the pooled variance."""
+        return contrast(evidence.samples(self.dataset, self.metric), self.weights)
+
+    def absent(self, evidence: Evidence) -> Finding:
+        """No common seed: which rows are missing."""
+        samples = evidence.samples(self.dataset, self.metric)
+        rows = [row for row in self.weights if row not in samples] or list(self.weights)
+        return Finding("undecided", f"no cells of {', '.join(rows)} on {evidence.dataset(self.dataset)}")
+
+
+@dataclass(frozen=True)
+class RowMean:
+    """A measure of one row, its mean over the seeds with the row's own variance."""
+
+    metric: str
+    row: str = "full"
+    dataset: str = "cifar10"
+
+    def estimate(self, evidence: Evidence) -> Estimate | None:
+        """Its value."""
+        return mean(evidence.samples(self.dataset, self.metric).get(self.row, {}))
+
+    def absent(self, evidence: Evidence) -> Finding:
+        """No cells, or cells without this measure."""
+        what = "cells" if not evidence.of(self.dataset, self.row) else f"measure '{self.metric}'"
+        return Finding("undecided", f"no {what} of {self.row} on {evidence.dataset(self.dataset)}")
+
+
+Quantity = Contrast | RowMean
+
+
+def judge(found: Estimate, *, holds: float, fails: float, otherwise: str) -> Finding:
+    """A verdict from two p-values: of the claim, and of its opposite."""
+    numbers = (found.n, found.value, found.interval())
+    if found.n < LEAST:
+        return Finding("undecided", f"n = {found.n}, needs {LEAST}", *numbers)
+    if found.freedom < 1:
+        return Finding("undecided", "no variance known", *numbers)
+    if holds < LEVEL:
+        return Finding("holds", "", *numbers)
+    return Finding("fails", "", *numbers) if fails < LEVEL else Finding("undecided", otherwise, *numbers)
+
+
+@dataclass(frozen=True)
+class Below:
+    """A quantity lies below a limit: the row loses, or the interaction is negative."""
+
+    quantity: Quantity
+    limit: float = 0.0
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """By one-sided tests in both directions."""
+        found = self.quantity.estimate(evidence)
+        if found is None:
+            return self.quantity.absent(evidence)
+        otherwise = f"the interval holds {self.limit:g}: more seeds needed"
+        return judge(found, holds=found.below(self.limit), fails=found.above(self.limit), otherwise=otherwise)
+
+
+@dataclass(frozen=True)
+class Above:
+    """A quantity lies above a limit."""
+
+    quantity: Quantity
+    limit: float = 0.0
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """By one-sided tests in both directions."""
+        found = self.quantity.estimate(evidence)
+        if found is None:
+            return self.quantity.absent(evidence)
+        otherwise = f"the interval holds {self.limit:g}: more seeds needed"
+        return judge(found, holds=found.above(self.limit), fails=found.below(self.limit), otherwise=otherwise)
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """A contrast is equivalent to zero within a margin; it fails when it differs from zero and is not equivalent."""
+
+    quantity: Quantity
+    margin: float
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """By two one-sided tests; a difference that is significant and within the margin still counts as none."""
+        found = self.quantity.estimate(evidence)
+        if found is None:
+            return self.quantity.absent(evidence)
+        differs = 2 * min(found.above(0), found.below(0))
+        otherwise = f"neither within +-{self.margin:g} nor away from 0: more seeds needed"
+        return judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
+
+
+@dataclass(frozen=True)
+class AllNoEffect:
+    """Every one of several rows is equivalent to a reference: it holds if all do, it fails if one fails."""
+
+    rows: tuple[str, ...]
+    reference: str
+    margin: float
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """The worst of the rows decides."""
+        found = {
+            row: NoEffect(Contrast(difference(row, self.reference)), self.margin).decide(evidence) for row in self.rows
+        }
+        order = ("fails", "undecided", "holds")
+        row, worst = min(found.items(), key=lambda item: order.index(item[1].verdict))
+        values = [each.ours for each in found.values() if isinstance(each.ours, float)]
+        n = min(each.n for each in found.values())
+        why = f"{row}: {worst.why or 'differs'}" if worst.verdict != "holds" else ""
+        return Finding(worst.verdict, why, n, (min(values), max(values)) if values else None, worst.interval)
+
+
+@dataclass(frozen=True)
+class NotWorse:
+    """A contrast is not below minus a margin (non-inferiority)."""
+
+    quantity: Quantity
+    margin: float
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """One one-sided test; its opposite is the failure."""
+        return Above(self.quantity, -self.margin).decide(evidence)
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """A row is less stable than its reference: a cell diverged, or its loss curve is rougher."""
+
+    row: str
+    reference: str = "full"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Divergence decides at once."""
+        diverged = evidence.unstable("cifar10", self.row)
+        found = Above(Contrast(difference(self.row, self.reference), "roughness")).decide(evidence)
+        if not diverged or diverged + found.n < LEAST:
+            return found
+        return Finding("holds", f"{diverged} cells diverged", diverged + found.n, found.ours, found.interval)
+
+
+@dataclass(frozen=True)
+class Faster:
+    """A row's measure is a multiple of its reference's, more than `limit`; compared on the logarithm."""
+
+    row: str
+    reference: str
+    metric: str
+    limit: float = 1.0
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """The ratio with its interval."""
+        found = Above(Contrast(difference(self.row, self.reference), self.metric), math.log(self.limit)).decide(
+            evidence
+        )
+        ours = math.exp(found.ours) if isinstance(found.ours, float) else None
+        interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
+        return replace(found, ours=ours, interval=interval)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A row's mean is the paper's value within a margin."""
+
+    row: str
+    value: float
+    margin: float
+    metric: str = "test"
+    dataset: str = "cifar10"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """By equivalence around the value, with the row's own variance."""
+        quantity = RowMean(self.metric, self.row, self.dataset)
+        found = quantity.estimate(evidence)
+        if found is None:
+            return quantity.absent(evidence)
+        low, high = self.value - self.margin, self.value + self.margin
+        outside = min(found.below(low), found.above(high))
+        return judge(
+            found,
+            holds=max(found.above(low), found.below(high)),
+            fails=outside,
+            otherwise=f"the interval reaches over {low:g} or {high:g}: more seeds needed",
+        )
+
+
+@dataclass(frozen=True)
+class Within:
+    """Every number of a list (one per step, shell or epoch) lies in a range, on average over the seeds."""
+
+    name: str
+    low: float
+    high: float
+    row: str = "full"
+    dataset: str = "cifar10"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Each entry's mean is compared: these are measured properties, and seeds hardly differ in them."""
+        found = evidence.lists(self.dataset, self.row, self.name)
+        if not found:
+            return Finding("undecided", f"no measure of {self.name} on {self.row}")
+        length = min(len(values) for values in found.values())
+        means = [sum(values[i] for values in found.values()) / len(found) for i in range(length)]
+        ours, n = (min(means), max(means)), len(found)
+        if n < LEAST:
+            return Finding("undecided", f"n = {n}, needs {LEAST}", n, ours)
+        return Finding("holds" if self.low <= ours[0] and ours[1] <= self.high else "fails", "", n, ours)
+
+
+@dataclass(frozen=True)
+class Grows:
+    """A list grows from its first to its last entry in every seed (or falls)."""
+
+    name: str
+    sign: int = 1
+    row: str = "full"
+    dataset: str = "cifar10"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """It fails when a seed goes the other way."""
+        found = evidence.lists(self.dataset, self.row, self.name)
+        if not found:
+            return Finding("undecided", f"no measure of {self.name} on {self.row}")
+        changes = [values[-1] - values[0] for values in found.values()]
+        ours, n = (min(changes), max(changes)), len(changes)
+        if n < LEAST:
+            return Finding("undecided", f"n = {n}, needs {LEAST}", n, ours)
+        return Finding("holds" if all(self.sign * change > 0 for change in changes) else "fails", "", n, ours)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Arithmetic: a function's value equals the paper's to the digits it prints."""
+
+    compute: Callable[[], Number]
+    paper: Number
+    rounding: float = 0.0
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Equal, or within half a unit of the last printed digit."""
+        ours = self.compute()
+        return Finding("holds" if _agree(ours, self.paper, self.rounding) else "fails", "", 1, ours)
+
+
+@dataclass(frozen=True)
+class Cited:
+    """A number of another paper, quoted for scale: this study does not run it."""
+
+    where: str
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Never decided here."""
+        return Finding("undecided", f"quoted from {self.where}, another pipeline: not run here")
+
+
+def _agree(ours: Number, paper: Number, rounding: float) -> bool:
+    if isinstance(ours, tuple) and isinstance(paper, tuple):
+        return len(ours) == len(paper) and all(map(lambda a, b: abs(a - b) <= rounding + 1e-9, ours, paper))
+    if isinstance(ours, int | float) and isinstance(paper, int | float):
+        return abs(ours - paper) <= rounding + 1e-9
+    return ours == paper

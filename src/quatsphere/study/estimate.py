@@ -1,0 +1,89 @@
+"""How long a plan takes: images to see over images per second, known from finished cells or measured in one step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from quatsphere.config import RunConfig
+from quatsphere.models import build_model
+from quatsphere.study.plan import Cell
+from quatsphere.study.results import Record
+from quatsphere.study.scales import TRAIN_IMAGES
+
+PROBED = 16
+"""Images of the step that is timed where no cell has told its speed yet."""
+
+
+def images_of(cell: Cell) -> int:
+    """Images a cell sees at most: early stopping may end it sooner."""
+    limit = cell.config.data.train_limit
+    count = TRAIN_IMAGES[cell.dataset]
+    return cell.config.train.epochs * (count if limit is None else min(limit, count))
+
+
+class Pace:
+    """Images per second by row and by model."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.speeds: dict[str, float] = {}
+        for record in records:
+            speeds = [speed for speed in record["trajectory"]["images_per_second"] if speed]
+            if speeds:
+                self.learn(record["variant"], record["config"]["model.name"], statistics.median(speeds))
+
+    def learn(self, variant: str, model: str, speed: float) -> None:
+        """A row's speed, which is its model's too until another row of the model is heard."""
+        self.speeds[variant] = self.speeds[f"model {model}"] = speed
+
+    def measure(self, cells: Sequence[Cell]) -> None:
+        """Time one step of every model that nothing is known about."""
+        for cell in cells:
+            model = cell.config.model.name
+            if f"model {model}" not in self.speeds:
+                self.speeds[f"model {model}"] = probe_speed(cell.config)
+
+    def seconds(self, cell: Cell) -> float | None:
+        """A cell's time, if its speed is known at all."""
+        speed = self.speeds.get(cell.variant) or self.speeds.get(f"model {cell.config.model.name}")
+        return None if speed is None else images_of(cell) / speed
+
+    def left(self, cells: Sequence[Cell], jobs: int, done: float = 0.0) -> float | None:
+        """Seconds until all are through, side by side; `done` is the part of the running ones, in seconds."""
+        times = [self.seconds(cell) for cell in cells]
+        known = [seconds for seconds in times if seconds is not None]
+        if not known:
+            return None
+        return max(0.0, statistics.mean(known) * len(times) - done) / max(1, min(jobs, len(times)))
+
+
+def probe_speed(config: RunConfig) -> float:
+    """Images per second of forward and backward: the second of two steps, the first one compiles."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    model = build_model(config.model).to("cuda" if torch.cuda.is_available() else "cpu")
+    device = next(model.parameters()).device
+    side = config.model.image_size
+    images = torch.zeros(PROBED, config.model.in_channels, side, side, device=device)
+    for _ in range(2):
+        begin = time.perf_counter()
+        F.cross_entropy(model(images), torch.zeros(PROBED, dtype=torch.int64, device=device)).backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+    return PROBED / seconds
+
+
+def spell_seconds(seconds: float | None) -> str:
+    """Time for people."""
+    if seconds is None:
+        return "unknown time"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,116 @@
+"""Only the targeted component changed: checked, not believed.
+
+A row and the row it is compared with must have the same settings but for those the row names, the same parameters and
+initial values but for what the row declares (`Touch`), and the same data order, augmentation, targets and dropout keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from quatsphere.config import RunConfig
+from quatsphere.data import Dataset
+from quatsphere.models import Model, build_model
+from quatsphere.study.plan import Cell, flat_settings
+from quatsphere.study.variants import Touch, Variant
+from quatsphere.train.batches import Batches
+from quatsphere.train.prepare import fit_to_data
+
+BY_MODEL = ("model.", "train.patience", "train.compile")
+"""Settings that another model brings with it: its own fields, and that baselines run the full horizon."""
+LOOKED_AT = ((0, 0), (0, 1), (1, 0))
+"""(epoch, step) of the batches whose content is compared."""
+
+
+def find_differences(cell: Cell, reference: Cell, variant: Variant, dataset: Dataset) -> list[str]:
+    """What differs between a cell and its reference beyond what the variant declares; empty if nothing does."""
+    return [
+        *setting_differences(cell.config, reference.config, variant),
+        *batch_differences(cell.config, reference.config, dataset),
+        *([] if variant.touch.whole else state_differences(cell.config, reference.config, variant.touch, dataset)),
+    ]
+
+
+def setting_differences(config: RunConfig, reference: RunConfig, variant: Variant) -> Iterator[str]:
+    """Settings that differ although the variant does not name them."""
+    own, other = flat_settings(config), flat_settings(reference)
+    for key in {**own, **other}:
+        by_model = config.model.name != reference.model.name and key.startswith(BY_MODEL)
+        if own.get(key) != other.get(key) and key not in variant.changes and not by_model:
+            yield f"setting {key} is {own.get(key)!r}, in the reference {other.get(key)!r}"
+
+
+def batch_differences(config: RunConfig, reference: RunConfig, dataset: Dataset) -> Iterator[str]:
+    """Batches whose images, order, targets or dropout keys are not the reference's, bit for bit."""
+    for place in LOOKED_AT:
+        own, other = (batch_digest(each, dataset, *place) for each in (config, reference))
+        if own != other:
+            yield f"batch (epoch {place[0]}, step {place[1]}) differs"
+
+
+def batch_digest(config: RunConfig, dataset: Dataset, epoch: int, step: int) -> str:
+    """SHA-256 of everything the model is given in one step."""
+    train = config.train
+    batches = Batches(dataset, config.data, train.seed, train.batch_size, train.label_smoothing)
+    batch = batches.batch(epoch, step, torch.device("cpu"))
+    return tensor_digest((batch.images, batch.targets, batch.labels, batch.keys, batch.samples))
+
+
+def state_differences(config: RunConfig, reference: RunConfig, touch: Touch, dataset: Dataset) -> Iterator[str]:
+    """Parameters and buffers that are missing, new, reshaped or started otherwise without being declared."""
+    own, other = (start_of(fit_to_data(each, dataset)) for each in (config, reference))
+    parameters = [{name for name, _ in model.named_parameters()} for model in (own, other)]
+    for name in sorted(parameters[1] - parameters[0]):
+        if not _fits(name, touch.removes):
+            yield f"parameter {name} is gone"
+    for name in sorted(parameters[0] - parameters[1]):
+        if not _fits(name, touch.adds):
+            yield f"parameter {name} is new"
+    changed = set(changed_values(own.state_dict(), other.state_dict()))
+    for name in sorted(changed):
+        if not _fits(name, (*touch.restarts, *touch.removes)):
+            yield f"{name} starts otherwise"
+    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (own, other)]
+    for name in sorted(parameters[0] & parameters[1]):
+        if shapes[0][name] != shapes[1][name]:
+            yield f"parameter {name} has shape {tuple(shapes[0][name])}, in the reference {tuple(shapes[1][name])}"
+    yield from _unused(touch, parameters[1] - parameters[0], parameters[0] - parameters[1], changed)
+
+
+def _unused(touch: Touch, gone: set[str], new: set[str], changed: set[str]) -> Iterator[str]:
+    """A declared difference that does not exist is a mistake in the declaration."""
+    declared = {"remove": (touch.removes, gone), "add": (touch.adds, new), "restart": (touch.restarts, changed)}
+    for verb, (patterns, names) in declared.items():
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield f"declared to {verb} {pattern}, but it does not"
+
+
+def changed_values(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[str]:
+    """Names in both states whose initial values differ, by hash."""
+    for name in own.keys() & other.keys():
+        if tensor_digest((own[name],)) != tensor_digest((other[name],)):
+            yield name
+
+
+def start_of(config: RunConfig) -> Model:
+    """The model of a configuration before training."""
+    return build_model(config.model, seed=config.train.seed)
+
+
+def tensor_digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of shapes, types and values."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,85 @@
+"""Scales: a preset for each model, the data sets with their shape, and how long a cell trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quatsphere.data.places import places
+from quatsphere.presets import PRESETS
+
+Groups = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Where a row's settings start."""
+
+    presets: Mapping[str, Groups]
+    """model -> preset."""
+    datasets: Mapping[str, Mapping[str, Any]]
+    """data set -> its settings: name, shape, schedule."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of every cell, over the presets."""
+
+
+FILES = {"cifar100-part": "cifar100-part.zip"}
+"""Data sets that lie in a file of their own name; the others are found by their reader."""
+
+TRAIN_IMAGES = {"cifar10": 45_000, "cifar100": 45_000, "cifar100-part": 9_000, "digits": 1_295}
+"""Training images without the validation part: what the estimate of a plan's time reckons with."""
+
+CIFAR10 = {"data.name": "cifar10", "model.image_size": 32, "model.in_channels": 3, "model.num_classes": 10}
+CIFAR100 = {**CIFAR10, "data.name": "cifar100", "model.num_classes": 100, "optim.repulsion_neighbours": 16}
+DIGITS = {"data.name": "digits", "model.image_size": 8, "model.in_channels": 1, "model.num_classes": 10}
+
+LITE_SCHEDULE = {"train.epochs": 10, "data.train_limit": 15_000}
+"""150,000 images seen; `optim.peak_lr` may stand here too, else it is the preset's."""
+PART_SCHEDULE = {"train.epochs": 16}
+"""144,000 images seen: the part of CIFAR-100 has 9,000 training images."""
+
+SMOKE: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "crop_pad": 1, "flip": False, "trivial_augment": False, "train_limit": 64},
+    "optim": {"peak_lr": 8e-3},
+    "train": {"epochs": 3, "batch_size": 16, "patience": None},
+}
+SMOKE_SHELLS: dict[str, Any] = {"base_vertices": 16, "shells": 2, "plane_rows": 4, "neighbours": 4}
+
+SCALES: dict[str, Scale] = {
+    "paper": Scale(
+        {
+            "qsv": PRESETS["paper-cifar10"],
+            "attention": PRESETS["paper-attention"],
+            "resnet20": PRESETS["paper-resnet20"],
+        },
+        {"cifar10": CIFAR10, "cifar100": CIFAR100},
+    ),
+    "lite": Scale(
+        {"qsv": PRESETS["lite"], "attention": PRESETS["lite-attention"], "resnet20": PRESETS["lite-resnet20"]},
+        {"cifar10": {**CIFAR10, **LITE_SCHEDULE}, "cifar100-part": {**CIFAR100, **PART_SCHEDULE}},
+        {"train.threads": 1},
+    ),
+    "smoke": Scale(
+        {
+            "qsv": {
+                **SMOKE,
+                "model": {"name": "qsv", "dim": 32, "heads": 4, "rounds": 1, "backend": "factored", **SMOKE_SHELLS},
+            },
+            "attention": {**SMOKE, "model": {"name": "attention", **SMOKE_SHELLS}},
+            "resnet20": {**SMOKE, "model": {"name": "resnet20", "width": 4}},
+        },
+        {"digits": DIGITS},
+        {"train.threads": 1},
+    ),
+}
+
+
+def place_of(dataset: str, data_root: str | None) -> str | None:
+    """Where a cell looks for its data: what the user names, or the folder of QUATSPHERE_DATA for a file of its own."""
+    if dataset not in FILES:
+        return data_root
+    folders = places(None if data_root is None else Path(data_root))
+    found = [folder / FILES[dataset] for folder in folders if (folder / FILES[dataset]).is_file()]
+    return str(found[0] if found else folders[0] / FILES[dataset])

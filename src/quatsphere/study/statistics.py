@@ -1,0 +1,128 @@
+"""From the numbers of single cells to estimates with intervals: paired by seed, variance pooled over cells.
+
+The model is y_{row,seed} = row + seed + noise. A seed decides initial weights, data order and augmentation of every row
+alike, so it is a block; the noise has one variance for all cells of a data set, which is estimated from the residuals
+of the least-squares fit. With two rows that is the paired t-test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quatsphere.errors import ConfigError
+
+Samples = Mapping[str, Mapping[int, float]]
+"""row -> seed -> value."""
+LEAST = 3
+"""Seeds below which nothing is decided."""
+LEVEL = 0.05
+"""Significance of every test; intervals cover 1 - LEVEL."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a contrast: its value, its standard error, and the degrees of freedom of that."""
+
+    value: float
+    error: float
+    freedom: float
+    n: int
+    """Seeds it rests on."""
+    least: float | None = None
+    most: float | None = None
+    """Range over the seeds."""
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """The two-sided t-interval; none where the variance is not known."""
+        if self.freedom < 1:
+            return None
+        half = t_quantile(1 - level / 2, self.freedom) * self.error
+        return self.value - half, self.value + half
+
+    def equivalence(self, margin: float) -> float:
+        """p of the two one-sided tests: small means that the value lies within +-margin."""
+        return max(self.above(-margin), self.below(margin))
+
+    def above(self, limit: float) -> float:
+        """p of the one-sided test: small means that the value is above the limit."""
+        return self._tail(self.value - limit)
+
+    def below(self, limit: float) -> float:
+        """p of the one-sided test: small means that the value is below the limit."""
+        return self._tail(limit - self.value)
+
+    def _tail(self, distance: float) -> float:
+        if self.freedom < 1:
+            return 1.0
+        if self.error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return 1 - t_cdf(distance / self.error, self.freedom)
+
+
+def pooled_variance(samples: Samples) -> tuple[float, int]:
+    """Residual variance of row + seed over all cells, and its degrees of freedom (0: no estimate)."""
+    cells = [(row, seed, value) for row, values in samples.items() for seed, value in values.items()]
+    if not cells:
+        return math.nan, 0
+    rows = {row: i for i, row in enumerate(dict.fromkeys(row for row, _, _ in cells))}
+    seeds = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed, _ in cells))}
+    design = np.zeros((len(cells), len(rows) + len(seeds)))
+    for line, (row, seed, _) in enumerate(cells):
+        design[line, rows[row]] = design[line, len(rows) + seeds[seed]] = 1
+    values = np.array([value for _, _, value in cells])
+    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    freedom = len(cells) - int(rank)
+    if freedom < 1:
+        return math.nan, 0
+    return float(np.square(values - design @ solution).sum()) / freedom, freedom
+
+
+def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
+    """Σ weight * row over the seeds that all of these rows have; weights sum to zero, so the seeds' effects cancel.
+
+    A difference has weights 1 and -1, an interaction 1, -1, -1, 1: its variance is Σ weight² σ² / n.
+    """
+    if abs(sum(weights.values())) > 1e-9:
+        raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
+    common = sorted(set.intersection(*({*samples.get(row, {})} for row in weights)))
+    if not common:
+        return None
+    by_seed = [sum(weight * samples[row][seed] for row, weight in weights.items()) for seed in common]
+    variance, freedom = pooled_variance(samples)
+    spread = sum(weight**2 for weight in weights.values())
+    error = math.sqrt(spread * variance / len(common)) if freedom else math.nan
+    return Estimate(sum(by_seed) / len(common), error, freedom, len(common), min(by_seed), max(by_seed))
+
+
+def mean(values: Mapping[int, float]) -> Estimate | None:
+    """A row's own mean over its seeds, with the row's own standard deviation: here the seeds' effects count."""
+    if not values:
+        return None
+    numbers = list(values.values())
+    n = len(numbers)
+    centre = math.fsum(numbers) / n
+    error = math.sqrt(math.fsum((x - centre) ** 2 for x in numbers) / (n - 1) / n) if n > 1 else math.nan
+    return Estimate(centre, error, n - 1, n, min(numbers), max(numbers))
+
+
+def t_quantile(probability: float, freedom: float) -> float:
+    """Student's t below which a share `probability` lies."""
+    return float(_special().stdtrit(freedom, probability))
+
+
+def t_cdf(value: float, freedom: float) -> float:
+    """Share of Student's t below a value."""
+    return float(_special().stdtr(freedom, value))
+
+
+def _special() -> Any:
+    try:
+        from scipy import special
+    except ImportError as error:
+        raise ConfigError("intervals need scipy; pip install 'quatsphere[study]'") from error
+    return special

@@ -1,0 +1,254 @@
+"""The paper's tables with our numbers beside the paper's, and a verdict for every row; rows are plain strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quatsphere.study.claims import CLAIMS, decide
+from quatsphere.study.claims.evidence import Evidence
+from quatsphere.study.claims.rules import Value, difference
+from quatsphere.study.statistics import contrast, mean
+from quatsphere.study.variants import VARIANTS
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a head and rows."""
+
+    name: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+ABLATION = {
+    "full": (),
+    "transport_identity": ("transport.cifar10", "transport.cifar100"),
+    "routing_uniform": ("uniform.cifar10", "uniform.cifar100"),
+    "routing_absolute": ("absolute",),
+    "routing_geometric": ("geometric",),
+    "both_off": ("both_off",),
+    "frozen_random": ("frozen_random",),
+    "attention_value_identity": ("value.sphere", "value.cifar100"),
+}
+CONTEXT = {
+    "attention": ("attention_over_qsv",),
+    "flat": ("flat_over_sphere",),
+    "flat_value_identity": ("value.plane",),
+    "resnet20": ("resnet_over_flat",),
+    "attention_wide": ("wide",),
+    "full": (),
+}
+PROBES = {
+    "beta_warm": ("beta_warm.accuracy",),
+    "beta_frozen": ("beta_frozen.accuracy",),
+    "schedule_constant": ("constant_rate",),
+    "quaternion_adamw": ("adam_smoother",),
+    "quaternion_annealed": ("annealed_freezes",),
+    "repulsion_off": ("repulsion.accuracy",),
+    "bound_none": ("bound.stability",),
+    "zero_init_off": ("zero_init.stability",),
+    "lr_half": (),
+    "lr_double": (),
+    "quaternion_lr_low": (),
+    "quaternion_lr_high": (),
+    "repulsion_strong": (),
+}
+BEYOND = {
+    "qsv_plane": "full",
+    "resample_geometric": "full",
+    "attention_resample_geometric": "attention",
+    "field_static": "full",
+    "transport_one_sided": "full",
+    "transport_projected": "full",
+    "uniform_projected": "full",
+    "frozen_identity": "full",
+    "positions_frozen": "full",
+    "rounds_none": "full",
+    "pooling_mean": "full",
+    "dropout_none": "full",
+    "auxiliaries_none": "full",
+    "plain": "full",
+}
+CROSSED = {
+    "QSV: sphere to plane": {"qsv_plane": 1.0, "full": -1.0},
+    "attention: sphere to plane": {"flat": 1.0, "attention": -1.0},
+    "model x layout (is the plane's gain the same?)": {"flat": 1.0, "attention": -1.0, "qsv_plane": -1.0, "full": 1.0},
+    "attention over QSV on the plane": {"flat": 1.0, "qsv_plane": -1.0},
+    "attention over QSV, both with the residual by position": {
+        "attention_resample_geometric": 1.0,
+        "resample_geometric": -1.0,
+    },
+    "plane over sphere with the residual by position (attention)": {"flat": 1.0, "attention_resample_geometric": -1.0},
+    "plane over sphere with the residual by position (QSV)": {"qsv_plane": 1.0, "resample_geometric": -1.0},
+    "attention over QSV without its asymmetries": {"attention": 1.0, "plain": -1.0},
+    "routing x transport (both off against the additive prediction)": {
+        "both_off": 1.0,
+        "transport_identity": -1.0,
+        "routing_uniform": -1.0,
+        "full": 1.0,
+    },
+}
+"""Contrasts beyond the paper's tables: question -> weights."""
+OURS = ("full", "attention", "flat", "resnet20")
+NONE = "-"
+
+
+def paper_values() -> dict[tuple[str, str], float]:
+    """(data set, row) -> the paper's accuracy, from the ledger."""
+    rules = [claim.rule for claim in CLAIMS if claim.id.startswith("accuracy.")]
+    return {(rule.dataset, rule.row): rule.value for rule in rules if isinstance(rule, Value)}
+
+
+class Tables:
+    """All tables of a set of finished cells."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.evidence = Evidence(records)
+        self.claims = {claim["id"]: claim for claim in decide(CLAIMS, records)}
+        self.paper = paper_values()
+
+    def all(self) -> list[Table]:
+        """In the order of the paper, then beyond it."""
+        return [self.ablation(), self.context(), self.probes(), self.beyond(), self.crossed(), self.seeds()]
+
+    def ablation(self) -> Table:
+        """Table "ablation"."""
+        head = ("Variant", "CIFAR-10", "change", "paper", "CIFAR-100", "change", "paper", "verdict")
+        rows = [
+            (
+                VARIANTS[row].title,
+                self.mean(row, "cifar10"),
+                self.change(row, "cifar10"),
+                self.quoted(row, "cifar10"),
+                self.mean(row, "cifar100"),
+                self.change(row, "cifar100"),
+                self.quoted(row, "cifar100"),
+                self.verdicts(claims),
+            )
+            for row, claims in ABLATION.items()
+        ]
+        return Table("ablation", "Kernel ablations", head, tuple(rows))
+
+    def context(self) -> Table:
+        """Table "context" with the literature's rows."""
+        head = ("Model", "parameters", "test accuracy", "change", "paper", "verdict")
+        rows = [
+            (
+                VARIANTS[row].title,
+                self.parameters(row),
+                self.mean(row, "cifar10"),
+                self.change(row, "cifar10"),
+                self.quoted(row, "cifar10"),
+                self.verdicts(claims),
+            )
+            for row, claims in CONTEXT.items()
+        ]
+        cited = [claim for name, claim in self.claims.items() if name.startswith("cited.")]
+        rows += [
+            (claim["statement"].rsplit(" ", 2)[0], NONE, NONE, NONE, f"{claim['paper']} (cited)", NONE)
+            for claim in cited
+        ]
+        return Table("context", "Context", head, tuple(rows))
+
+    def probes(self) -> Table:
+        """Probes of beta, optimiser arms and the sweep, all against the full model."""
+        head = ("Variant", "test accuracy", "change", "paper", "verdict")
+        rows = [
+            (
+                VARIANTS[row].title,
+                self.mean(row, "cifar10"),
+                self.change(row, "cifar10"),
+                self.quoted(row, "cifar10"),
+                self.verdicts(claims),
+            )
+            for row, claims in PROBES.items()
+        ]
+        return Table("probes", "Probes, optimisation, robustness", head, tuple(rows))
+
+    def beyond(self) -> Table:
+        """Rows the paper never ran."""
+        head = ("Variant", "test accuracy", "change", "against")
+        rows = [
+            (
+                VARIANTS[row].title,
+                self.mean(row, "cifar10"),
+                self.change(row, "cifar10"),
+                VARIANTS[reference].title,
+            )
+            for row, reference in BEYOND.items()
+        ]
+        return Table("beyond", "Beyond the paper: single rows", head, tuple(rows))
+
+    def crossed(self) -> Table:
+        """Contrasts of several rows."""
+        head = ("Question", "points", "n")
+        samples = self.evidence.samples("cifar10", "test")
+        rows = []
+        for question, weights in CROSSED.items():
+            found = contrast(samples, weights)
+            rows.append((question, spell(found), NONE if found is None else str(found.n)))
+        return Table("crossed", "Beyond the paper: contrasts", head, tuple(rows))
+
+    def seeds(self) -> Table:
+        """Every finished cell."""
+        records = self.evidence.records + self.evidence.diverged
+        names = sorted({(record["dataset"], record["variant"]) for record in records})
+        seeds = sorted({record["seed"] for record in records})
+        value = {(r["dataset"], r["variant"], r["seed"]): r for r in records}
+        rows = [(*name, *(_accuracy(value.get((*name, seed))) for seed in seeds)) for name in names]
+        return Table("seeds", "Test accuracy by seed", ("data", "row", *(f"seed {s}" for s in seeds)), tuple(rows))
+
+    def mean(self, row: str, dataset: str) -> str:
+        """`51.02 (50.1 to 52.0, n = 5)`."""
+        found = mean(self.evidence.samples(dataset, "test").get(row, {}))
+        if found is None:
+            return NONE
+        return f"{found.value:.2f} ({found.least:.2f} to {found.most:.2f}, n = {found.n})"
+
+    def change(self, row: str, dataset: str) -> str:
+        """The difference to the row's reference with its interval."""
+        reference = VARIANTS[row].reference
+        if row == reference:
+            return NONE
+        return spell(contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
+
+    def quoted(self, row: str, dataset: str) -> str:
+        """The paper's accuracy and change."""
+        value = self.paper.get((dataset, row))
+        if value is None:
+            return NONE
+        before = self.paper.get((dataset, VARIANTS[row].reference))
+        return f"{value:.1f}" if row == "full" or before is None else f"{value:.1f} ({value - before:+.1f})"
+
+    def parameters(self, row: str) -> str:
+        """As the cells counted them."""
+        counts = {record["parameters"] for record in self.evidence.of("cifar10", row).values()}
+        return f"{max(counts):,}" if counts else NONE
+
+    def verdicts(self, claims: Sequence[str]) -> str:
+        """One verdict per claim of the row."""
+        return "; ".join(spell_verdict(self.claims[name]) for name in claims) or NONE
+
+
+def spell_verdict(claim: Mapping[str, Any]) -> str:
+    """holds, fails, or undecided with the reason."""
+    return f"undecided ({claim['why']})" if claim["verdict"] == "undecided" else str(claim["verdict"])
+
+
+def spell(found: Any) -> str:
+    """`-3.1 [-3.6, -2.5]`."""
+    if found is None:
+        return NONE
+    interval = found.interval()
+    return f"{found.value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+
+
+def _accuracy(record: Record | None) -> str:
+    if record is None:
+        return NONE
+    return "diverged" if record["status"] == "diverged" else f"{100 * record['test_accuracy']:.2f}"

@@ -1,0 +1,162 @@
+"""Row -> the few settings it changes: every row of the paper's tables, its probes and sweeps, and ours beyond them.
+
+A variant names the row it is compared with and declares, as patterns of parameter names, what it may do to the
+initial state of that row; `isolation.py` checks that nothing else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quatsphere.config import QSVConfig
+from quatsphere.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A setting as a multiple of what the scale has."""
+
+    by: float
+
+
+@dataclass(frozen=True)
+class OfQSV:
+    """A setting copied from the full QSV of the scale."""
+
+    field: str
+
+
+@dataclass(frozen=True)
+class Touch:
+    """What a variant does to the initial state of its reference, as patterns of parameter names.
+
+    Everything not named keeps its name, shape and initial values, bit for bit. `whole` says that the model is
+    another one, of which only data order and augmentation can be the same.
+    """
+
+    removes: tuple[str, ...] = ()
+    """Parameters that are gone (or frozen, which makes them buffers)."""
+    adds: tuple[str, ...] = ()
+    """Parameters the reference does not have."""
+    restarts: tuple[str, ...] = ()
+    """Parameters of the same shape, or buffers, that start at other values."""
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: a title as the paper writes it, the settings it changes, and the row it is compared with."""
+
+    title: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "qsv"
+    reference: str = "full"
+    touch: Touch = Touch()
+
+
+FIELD_OFF = Touch(removes=("fields.*.base", "fields.*.bound.logit", "*.perturbation.*"))
+NO_PERTURBATION = Touch(removes=("fields.*.bound.logit", "*.perturbation.*"))
+NO_ROUNDS = Touch(removes=("rounds.*",))
+FROZEN_POSITIONS = Touch(removes=("layout.shells.*.positions",))
+OTHER_PLACES = Touch(restarts=("layout.shells.*.positions",))
+NO_VALUE = Touch(removes=("*.attention.value.*",))
+CROSS_BETA = ("cross.*.routing.beta_logit",)
+NO_AUXILIARIES = {"train.smoothness": 0.0, "train.head_diversity": 0.0, "train.beta_penalty": 0.0}
+NO_DROPOUT = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0}
+NO_ASYMMETRY = {"model.positions": "frozen", "model.rounds": 0, "model.pooling": "mean"}
+
+VARIANTS: dict[str, Variant] = {
+    # table "ablation"
+    "full": Variant("Full kernel (baseline)"),
+    "transport_identity": Variant("Transport -> identity", {"model.transport": "identity"}),
+    "routing_uniform": Variant("Routing -> uniform 1/k", {"model.routing": "uniform"}),
+    "routing_absolute": Variant("Routing on |Re(r)|", {"model.routing": "absolute"}),
+    "routing_geometric": Variant("Geometric routing", {"model.routing": "geometric"}),
+    "both_off": Variant("Both roles disabled", {"model.routing": "uniform", "model.transport": "identity"}),
+    "frozen_random": Variant("Frozen random field", {"model.field": "frozen_random"}, touch=FIELD_OFF),
+    "frozen_identity": Variant("Frozen identity field", {"model.field": "frozen_identity"}, touch=FIELD_OFF),
+    "attention_value_identity": Variant(
+        "Attention W_V -> identity", {"model.value": "identity"}, "attention", "attention", NO_VALUE
+    ),
+    # table "context"
+    "attention": Variant("Matched attention", {}, "attention", touch=Touch(whole=True)),
+    "attention_wide": Variant(
+        "Attention at QSV's width", {"model.dim": OfQSV("dim")}, "attention", "attention", Touch(whole=True)
+    ),
+    "flat": Variant("Flat-lattice control", {"model.layout": "plane"}, "attention", "attention", OTHER_PLACES),
+    "flat_value_identity": Variant(
+        "Flat W_V -> identity", {"model.layout": "plane", "model.value": "identity"}, "attention", "flat", NO_VALUE
+    ),
+    "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", touch=Touch(whole=True)),
+    # figure "routing-temperature probe"
+    "beta_warm": Variant("beta starts at 5", {"model.beta_start": 5.0}, touch=Touch(restarts=CROSS_BETA)),
+    "beta_frozen": Variant(
+        "beta frozen at 5", {"model.beta_start": 5.0, "model.beta_frozen": True}, touch=Touch(removes=CROSS_BETA)
+    ),
+    # section "optimization and geometry"
+    "quaternion_adamw": Variant(
+        "Quaternions by AdamW + renormalise", {"optim.quaternion_optimizer": "adamw_renormalise"}
+    ),
+    "quaternion_annealed": Variant("Quaternion rate annealed", {"optim.quaternion_schedule": "annealed"}),
+    "schedule_constant": Variant("Constant learning rate", {"optim.schedule": "constant"}),
+    "repulsion_off": Variant("Repulsion off", {"optim.repulsion": False}),
+    "bound_none": Variant(
+        "No bound on the perturbation", {"model.bound": "none"}, touch=Touch(removes=("fields.*.bound.logit",))
+    ),
+    "zero_init_off": Variant(
+        "Perturbation not started at zero",
+        {"model.zero_init": False},
+        touch=Touch(restarts=("*.perturbation.outer_*",)),
+    ),
+    # the robustness sweep
+    "lr_half": Variant("Learning rate x 1/2", {"optim.peak_lr": Factor(0.5)}),
+    "lr_double": Variant("Learning rate x 2", {"optim.peak_lr": Factor(2.0)}),
+    "quaternion_lr_low": Variant("Quaternion step x 0.4", {"optim.quaternion_lr": Factor(0.4)}),
+    "quaternion_lr_high": Variant("Quaternion step x 2", {"optim.quaternion_lr": Factor(2.0)}),
+    "repulsion_strong": Variant("Repulsion step x 2", {"optim.repulsion_start": Factor(2.0)}),
+    # beyond the paper
+    "qsv_plane": Variant("QSV on the plane", {"model.layout": "plane"}, touch=FROZEN_POSITIONS),
+    "resample_geometric": Variant("QSV, residual by position", {"model.resample": "geometric"}),
+    "attention_resample_geometric": Variant(
+        "Attention, residual by position", {"model.resample": "geometric"}, "attention", "attention"
+    ),
+    "transport_one_sided": Variant("Transport one-sided", {"model.transport": "one_sided"}),
+    "transport_projected": Variant(
+        "Transport -> linear map per head", {"model.transport": "projected"}, touch=Touch(adds=("*.transport.*",))
+    ),
+    "uniform_projected": Variant(
+        "Uniform and linear map per head",
+        {"model.routing": "uniform", "model.transport": "projected"},
+        touch=Touch(adds=("*.transport.*",)),
+    ),
+    "field_static": Variant("Static field", {"model.field": "static"}, touch=NO_PERTURBATION),
+    "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, touch=FROZEN_POSITIONS),
+    "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, touch=NO_ROUNDS),
+    "pooling_mean": Variant("Mean pooling", {"model.pooling": "mean"}),
+    "dropout_none": Variant("No dropout", NO_DROPOUT),
+    "auxiliaries_none": Variant("No auxiliary losses", NO_AUXILIARIES),
+    "plain": Variant(
+        "QSV without its asymmetries",
+        {**NO_ASYMMETRY, **NO_DROPOUT, **NO_AUXILIARIES},
+        touch=Touch(removes=(*NO_ROUNDS.removes, *FROZEN_POSITIONS.removes)),
+    ),
+}
+"""name -> row; names are the middle of a cell's id."""
+
+
+def find_variant(name: str) -> Variant:
+    """The variant of a name, or ConfigError."""
+    if name not in VARIANTS:
+        raise ConfigError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+def settle(key: str, value: Any, base: Mapping[str, Any], qsv: QSVConfig) -> Any:
+    """A changed setting as a plain value, from what the scale has and its full QSV."""
+    if isinstance(value, Factor):
+        return base[key] * value.by
+    if isinstance(value, OfQSV):
+        return getattr(qsv, value.field)
+    return value

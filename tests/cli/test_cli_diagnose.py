@@ -1,0 +1,161 @@
+"""diagnose and figures: from a run folder to tables, files and pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quatsphere.diagnostics.sections import SECTIONS
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run: Path, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tiny run with its diagnostics."""
+    folder = shutil.copytree(tiny_run, tmp_path_factory.mktemp("diagnosed") / "run <b>")
+    outcome = command("diagnose", str(folder), "--images", "8", "--accuracy-images", "40", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out) == json.loads((folder / "diagnostics.json").read_text())
+    return folder
+
+
+def test_the_file_holds_every_section(run: Path) -> None:
+    found = json.loads((run / "diagnostics.json").read_text())
+    assert set(SECTIONS) <= set(found)
+    assert not any("absent" in found[name] for name in SECTIONS)
+    assert (found["model"], found["data"], found["split"], found["images"]) == ("qsv", "digits", "val", 8)
+    assert found["step"] == json.loads((run / "result.json").read_text())["best_step"]
+    assert found["training"]["epoch"] == [1]
+    assert found["accuracy"]["held_out"]["images"] == found["accuracy"]["train"]["images"] == 40
+
+
+def test_for_people(tiny_run: Path, command: Command) -> None:
+    ended = command("diagnose", str(tiny_run), "--images", "4", "--accuracy-images", "20", "--no-save")
+    assert ended.code == 0
+    assert not (tiny_run / "diagnostics.json").exists()
+    titles = ("accuracy", "by step", "field by shell", "vertices by shell", "over training", "parts")
+    for title in (*titles, "transport off at test time"):
+        assert f"\n{title}" in ended.out
+    assert "about 0.99" in ended.out
+    assert "0.24-0.46" in ended.out
+    assert "holonomy of" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
+    words = ["--preset", "demo", "--model.name", "resnet20", "--train.epochs", "1", "--data.train_limit", "64"]
+    assert command("train", *words, "--run-dir", "plain").code == 0
+    out = command("diagnose", "plain", "--images", "4", "--accuracy-images", "20").out
+    assert "does not apply (the model has no shells): routing, coverage, graphs" in out
+    assert "does not apply (the model has no quaternions): spread, beta" in out
+    assert "paper: QSV" not in out
+
+
+def test_bad_words(fails: Command, tiny_run: Path) -> None:
+    fails(4, "no run in nowhere", "diagnose", "nowhere")
+    fails(2, "--images: must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
+    fails(2, "no run in nowhere .*name the folder of a run", "figures", "nowhere")
+    fails(2, "no results in nowhere", "figures", "--results", "nowhere")
+    fails(2, "no scaling and no throughput in nowhere", "figures", "--bench", "nowhere")
+
+
+def test_figures_of_a_run(run: Path, command: Command) -> None:
+    ended = command("figures", str(run), "-o", "drawn", "--json")
+    assert ended.code == 0, ended.err
+    names = {Path(path).stem for path in json.loads(ended.out)}
+    assert {"kernel", "qsv", "training", "classes", "temperature", "inside"} <= names
+    assert {"routing", "coverage", "transport", "receptive", "cost"} <= names
+    assert all(Path(path).read_bytes().startswith(b"<?xml") for path in json.loads(ended.out))
+
+
+def test_runs_of_the_same_name_do_not_overwrite(run: Path, tiny_run: Path, command: Command) -> None:
+    other = Path("elsewhere") / run.name
+    shutil.copytree(run, other)
+    ended = command("figures", str(run), str(other), "--format", "png", "-o", "drawn")
+    paths = ended.out.split()
+    assert len(set(paths)) == len(paths) == len(list(Path("drawn").iterdir()))
+    assert "drawn/run_b_-coverage.png" in paths
+    assert "drawn/run_b_-coverage-2.png" in paths
+
+
+def test_a_run_without_diagnostics_says_how_to_make_them(tiny_run: Path, command: Command) -> None:
+    ended = command("figures", str(tiny_run), "-o", "drawn")
+    assert ended.code == 0
+    assert "has no diagnostics.json; 'quatsphere diagnose" in ended.err
+    assert not Path("drawn/routing.svg").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 99}'])
+def test_damaged_diagnostics(text: str, tiny_run: Path, fails: Command) -> None:
+    folder = shutil.copytree(tiny_run, "copy")
+    (folder if isinstance(folder, Path) else Path(folder)).joinpath("diagnostics.json").write_text(text)
+    fails(4, "diagnostics.json", "figures", "copy", "-o", "drawn")
+    assert not Path("drawn").exists()
+
+
+def cell(variant: str, seed: int, accuracy: float, **settings: Any) -> dict[str, Any]:
+    beta = [[0.7, settings.get("model.beta_start", 0.8), 0.9]] * 2
+    return {
+        "cell": f"cifar10.{variant}.s{seed}",
+        "dataset": "cifar10",
+        "variant": variant,
+        "seed": seed,
+        "status": "finished",
+        "config": {"model.shells": 2, **settings},
+        "test_accuracy": accuracy,
+        "trajectory": {"beta": beta, "beta_min": beta, "beta_max": beta},
+    }
+
+
+def test_figures_of_results(command: Command) -> None:
+    folder = Path("results/cells")
+    folder.mkdir(parents=True)
+    cells = [cell("full", seed, 0.5 + 0.01 * seed) for seed in (1, 2, 3)]
+    cells += [cell("transport_identity", seed, 0.46 + 0.012 * seed) for seed in (1, 2, 3)]
+    cells += [cell("beta_warm", 1, 0.51, **{"model.beta_start": 5.0})]
+    for record in cells:
+        (folder / f"{record['cell']}.json").write_text(json.dumps(record))
+    ended = command("figures", "--results", "results", "-o", "drawn")
+    assert ended.code == 0, ended.err
+    assert [Path(path).stem for path in ended.out.split()] == ["kernel", "qsv", "ablation", "temperature"]
+
+
+def test_numbers_of_the_figures_of_results() -> None:
+    """Accuracies in percent, changes paired by seed, the paper's numbers from the ledger."""
+    from quatsphere.cli.figure_data import ablation_rows, costs_of, probe_curves
+
+    cells = [cell("full", seed, 0.5 + 0.01 * seed) for seed in (1, 2, 3)]
+    cells += [cell("transport_identity", seed, 0.46 + 0.012 * seed) for seed in (1, 2, 3)]
+    full, off = ablation_rows(cells, "cifar10")
+    assert full.accuracy.mean == pytest.approx(52)
+    assert (full.change, full.paper_accuracy) == (None, 85.9)
+    assert off.change is not None
+    assert off.change.mean == pytest.approx(-3.6)
+    assert off.change.low is not None
+    assert off.change.high is not None
+    assert off.change.low < -3.6 < off.change.high
+    assert (off.paper_accuracy, off.paper_change) == (81.7, -4.3)
+    costs, told = costs_of(cells)
+    assert costs == pytest.approx({"transport_identity": -3.6})
+    assert "our own runs" in told
+    paper, told = costs_of([])
+    assert paper == {"routing_uniform": -0.2, "transport_identity": -4.3, "both_off": -21.8, "frozen_random": -19.4}
+    assert "the paper's" in told
+    (curve,) = probe_curves(cells)
+    assert curve.label == "learned (n = 3)"
+    assert list(curve.mean) == pytest.approx([0.7931, 0.8, 0.8])
+
+
+def test_figures_of_a_benchmark(command: Command) -> None:
+    points = [{"vertices": 1280 * 4**i, "seconds": 0.1 * 4**i, "peak_mb": 100 * 4**i} for i in range(3)]
+    speeds = [{"title": name, "images_per_second": 100.0} for name in ("QSV", "attention")]
+    Path("bench.json").write_text(json.dumps({"scaling": points, "throughput": speeds}))
+    ended = command("figures", "--bench", "bench.json", "-o", "drawn", "--format", "pdf")
+    assert {"drawn/scaling.pdf", "drawn/throughput.pdf"} <= set(ended.out.split())
+    assert Path("drawn/scaling.pdf").read_bytes().startswith(b"%PDF")

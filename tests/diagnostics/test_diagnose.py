@@ -1,0 +1,239 @@
+"""The whole diagnosis: what holds before training, what applies to which model, and the same numbers by another way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quatsphere.data import Dataset, load_dataset
+from quatsphere.diagnostics import PAPER, SCHEMA, diagnose
+from quatsphere.diagnostics.sections import SECTIONS
+from quatsphere.diagnostics.steps import steps_of
+from quatsphere.diagnostics.transport_off import transport_effects, transport_off
+from quatsphere.errors import ConfigError
+from quatsphere.models import QSV, Model, create_model
+from quatsphere.models.scoring import Evaluation
+from quatsphere.train.evaluation import evaluate
+from quatsphere.train.monitor import look_inside
+
+SMALL: dict[str, Any] = {"image_size": 8, "in_channels": 1, "base_vertices": 16, "shells": 2}
+SMALL_QSV: dict[str, Any] = {**SMALL, "dim": 16, "heads": 2, "neighbours": 4, "rounds": 1, "backend": "factored"}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qsv": ("qsv", SMALL_QSV),
+    "plane": ("qsv", {**SMALL_QSV, "layout": "plane", "plane_rows": 4}),
+    "attention": ("attention", {**SMALL, "dim": 16, "heads": 2}),
+    "resnet20": ("resnet20", {"image_size": 8, "in_channels": 1, "width": 2}),
+}
+NO_FIELD = {"spread", "beta", "bound", "heads", "drift", "holonomy", "transport"}
+ABSENT = {
+    "qsv": {"training"},
+    "plane": {"training", "graphs"},
+    "attention": {"training"} | NO_FIELD,
+    "resnet20": {"training", "routing", "coverage", "graphs"} | NO_FIELD,
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+def made(kind: str, **more: Any) -> Model:
+    name, settings = MODELS[kind]
+    return create_model(name, seed=3, **{**settings, **more})
+
+
+def stirred(kind: str = "qsv", **more: Any) -> Model:
+    """A model whose every parameter was moved a little, as training would: the perturbation is alive."""
+    model = made(kind, **more)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith((".base", ".positions")):
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def found(digits: Dataset) -> dict[str, dict[str, Any]]:
+    return {kind: diagnose(made(kind), digits, images=20, accuracy_images=30, seed=3) for kind in MODELS}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_applies_to_which_model(kind: str, found: dict[str, dict[str, Any]]) -> None:
+    seen = found[kind]
+    assert {name for name in SECTIONS if "absent" in seen[name]} == ABSENT[kind]
+    assert all(seen[name]["absent"] for name in ABSENT[kind])
+    assert (seen["schema"], seen["model"]) == (SCHEMA, MODELS[kind][0])
+    assert seen["paper"] == (PAPER if seen["model"] == "qsv" else {})
+    assert json.loads(json.dumps(seen, allow_nan=False)) == seen
+
+
+def test_an_untrained_model(found: dict[str, dict[str, Any]]) -> None:
+    """β at its zero logit, ω = 0, no drift, no displacement; spread of 1 + 0.3 noise lies below Haar's."""
+    seen = found["qsv"]
+    assert seen["beta"]["mean"] == pytest.approx([math.log(2) + 0.1] * 3, rel=1e-5)
+    assert all(shell["value"] == pytest.approx((0.01 + math.pi / 4) / 2, rel=1e-5) for shell in seen["bound"]["shells"])
+    assert all(shell["used"]["max"] < 1e-3 for shell in seen["bound"]["shells"])
+    assert seen["drift"]["angle"] == [0, 0]
+    assert all(shell["displacement"] == {"mean": 0, "max": 0} for shell in seen["coverage"]["shells"])
+    assert all(0.5 < angle < 2.2 for angle in seen["spread"]["orientation"])
+    assert all(0 < entropy <= 1 for entropy in seen["routing"]["entropy"])
+    assert set(seen["graphs"]["agreement"][1].values()) == {1.0}
+    assert seen["holonomy"]["angle"] < 1e-6
+    assert seen["holonomy"]["carried"] < 1e-4
+    assert [step["name"] for step in seen["steps"]] == ["within", "cross 1", "round 1"]
+    assert [(step["source"], step["target"]) for step in seen["steps"]] == [(1, 1), (1, 2), (2, 2)]
+
+
+def test_shares_are_shares(found: dict[str, dict[str, Any]]) -> None:
+    for kind in MODELS:
+        parts = found[kind]["parts"]
+        assert parts["total"] == sum(p.numel() for p in made(kind).parameters())
+        assert sum(parts["parameter_share"].values()) == pytest.approx(1, abs=1e-4)
+        assert sum(parts["time_share"].values()) == pytest.approx(1, abs=1e-4)
+        assert sum(map(sum, found[kind]["receptive"]["map"])) == pytest.approx(1, abs=1e-3)
+        if "absent" not in found[kind]["routing"]:
+            for row in found[kind]["routing"]["histogram"]["shares"]:
+                assert sum(row) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["qsv", "attention"])
+def test_routing_is_what_training_logs(kind: str, digits: Dataset) -> None:
+    """The same measure as in metrics.jsonl, from another pass over the same images."""
+    model = stirred(kind)
+    seen = diagnose(model, digits, images=20, only=["routing"])
+    images = digits.val.images[torch.arange(20) * len(digits.val) // 20]
+    logged = look_inside(model, (images / 255 - digits.mean.view(-1, 1, 1)) / digits.std.view(-1, 1, 1))
+    assert seen["routing"]["entropy"] == pytest.approx(logged["routing_entropy"], rel=1e-4)
+    assert seen["routing"]["peak"] == pytest.approx(logged["routing_peak"], rel=1e-4)
+    assert set(seen) & set(SECTIONS) == {"routing"}
+
+
+def test_accuracy_is_that_of_evaluation(digits: Dataset) -> None:
+    model = stirred()
+    section = diagnose(model, digits, split="test", only=["accuracy"])["accuracy"]
+    expected = evaluate(model, digits, "test")
+    assert section["held_out"]["accuracy"] == pytest.approx(expected.accuracy, rel=1e-5)
+    assert section["held_out"]["confusion"] == expected.confusion.tolist()
+    assert section["train"]["images"] == len(digits.test)
+    assert section["gap"] == pytest.approx(section["train"]["accuracy"] - expected.accuracy, abs=1e-5)
+
+
+def test_uniform_routing_is_uniform(digits: Dataset) -> None:
+    seen = diagnose(stirred(routing="uniform"), digits, images=4, only=["routing", "beta"])
+    assert seen["routing"]["entropy"] == seen["routing"]["peak"] == [1, 1, 1]
+    assert seen["beta"]["used"] is False
+
+
+def test_a_frozen_identity_field(digits: Dataset) -> None:
+    only = ["spread", "bound", "heads", "drift"]
+    seen = diagnose(made("qsv", field="frozen_identity"), digits, images=4, seed=3, only=only)
+    assert seen["spread"] == {"orientation": [0, 0, 0], "score": [0, 0, 0]}
+    assert seen["heads"]["similarity"] == [1, 1]
+    assert seen["bound"] == {"absent": "the field is not perturbed"}
+
+
+def test_perturbation_uses_its_bound(digits: Dataset) -> None:
+    """Networks driven into saturation reach ε in every component: |ω|/ε = √3, and no more."""
+    model = stirred()
+    with torch.no_grad():
+        for step in steps_of(model):
+            step.module.perturbation.outer_bias.fill_(50.0)
+    shells = diagnose(model, digits, images=4, only=["bound"])["bound"]["shells"]
+    assert all(shell["used"]["q05"] == pytest.approx(math.sqrt(3), rel=1e-4) for shell in shells)
+    assert all(shell["used"]["max"] == pytest.approx(math.sqrt(3), rel=1e-4) for shell in shells)
+
+
+def test_without_a_bound_nothing_can_be_used(digits: Dataset) -> None:
+    shells = diagnose(stirred(bound="none"), digits, images=4, only=["bound"])["bound"]["shells"]
+    assert all(shell["value"] is None and shell["used"] is None and shell["tangent"]["mean"] > 0 for shell in shells)
+
+
+def test_drift_and_motion_of_a_trained_field(digits: Dataset) -> None:
+    model = made("qsv")
+    assert isinstance(model, QSV)
+    with torch.no_grad():
+        for field in model.fields:
+            field.base.copy_(field.base[..., [1, 0, 3, 2]] * torch.tensor([-1.0, 1, 1, -1]))  # times i: half a turn
+    seen = diagnose(model, digits, seed=3, only=["drift"])
+    assert seen["drift"]["angle"] == pytest.approx([math.pi, math.pi], rel=1e-5)
+    assert "absent" in diagnose(model, digits, only=["drift"])["drift"]
+
+
+@pytest.mark.parametrize("transport", ["sandwich", "one_sided"])
+def test_all_transport_off_is_the_identity_variant(transport: str, digits: Dataset) -> None:
+    full, off = stirred(transport=transport), stirred(transport="identity")
+    off.load_state_dict(full.state_dict())
+    images = torch.randn(3, 1, 8, 8)
+    full.eval()
+    off.eval()
+    before = full(images)
+    with transport_off(steps_of(full), torch.ones(2, dtype=torch.bool)):
+        assert torch.allclose(full(images), off(images), atol=1e-6)
+    with transport_off(steps_of(full), torch.zeros(2, dtype=torch.bool)):
+        assert torch.equal(full(images), before)
+    with transport_off(steps_of(full), torch.tensor([True, False])):
+        one = full(images)
+    assert torch.equal(full(images), before)
+    assert not torch.allclose(one, before, atol=1e-4)
+    assert not torch.allclose(one, off(images), atol=1e-4)
+
+
+def test_effects_of_transport_are_differences(digits: Dataset) -> None:
+    model = stirred()
+    model.eval()
+    images, labels = torch.randn(40, 1, 8, 8), torch.arange(40) % 10
+
+    def look() -> Evaluation:
+        with torch.no_grad():
+            return Evaluation(model(images), labels, digits.classes)
+
+    effects = transport_effects(model, look)
+    with transport_off(steps_of(model), torch.tensor([False, True])):
+        second = look()
+    assert effects["heads"][1]["nll"] == pytest.approx(second.nll - effects["nll"])
+    assert (len(effects["heads"]), len(effects["steps"])) == (2, 3)
+
+
+def test_an_aligned_field_loses_nothing_without_transport(digits: Dataset) -> None:
+    section = diagnose(stirred(field="frozen_identity"), digits, images=20, only=["transport"])["transport"]
+    assert all(abs(effect["nll"]) < 1e-5 for effect in (*section["heads"], *section["steps"], section["all"]))
+    assert "absent" in diagnose(stirred(transport="identity"), digits, images=4, only=["transport"])["transport"]
+
+
+def test_over_training(digits: Dataset) -> None:
+    records = [
+        {"epoch": e, "beta": [1.0, 2.0], "beta_heads": [[0.5, 1.5], [2.0, 2.0]], "train": {"loss": 3.0 - e}}
+        for e in (1, 2)
+    ]
+    seen = diagnose(made("resnet20"), digits, metrics=records, only=["training"])["training"]
+    assert (seen["epoch"], seen["train_loss"], seen["beta"]) == ([1, 2], [2, 1], [[1, 2], [1, 2]])
+    assert (seen["beta_min"], seen["beta_max"]) == ([[0.5, 2], [0.5, 2]], [[1.5, 2], [1.5, 2]])
+
+
+def test_the_mode_is_put_back_and_progress_told(digits: Dataset) -> None:
+    model = made("qsv")
+    model.train()
+    told: list[tuple[str, int, int]] = []
+    diagnose(model, digits, images=4, accuracy_images=8, progress=lambda *news: told.append(news))
+    assert model.training
+    assert {name for name, _, _ in told} >= {"accuracy", "routing", "transport"}
+
+
+def test_bad_requests(digits: Dataset) -> None:
+    with pytest.raises(ConfigError, match="no section 'rooting'"):
+        diagnose(made("qsv"), digits, only=["rooting"])
+    with pytest.raises(ConfigError, match="images must be >= 1"):
+        diagnose(made("qsv"), digits, images=0)
+
+
+def test_the_document_explains_every_section() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+    assert [name for name in SECTIONS if f"`{name}`" not in text] == []
+    assert f"`schema` {SCHEMA}" in text

@@ -1,0 +1,33 @@
+"""The compiled masks are the plain ones, bit for bit."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quatsphere.kernels import numba_cpu
+from quatsphere.kernels.numba_cpu_masks import fused_keep_mask
+from quatsphere.randomness import draw_mask, fold, keep_mask
+
+pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
+
+
+@given(
+    st.integers(0, 2**62),
+    st.integers(1, 5),
+    st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    st.sampled_from([0.0, 2**-16, 0.1, 0.5, 0.9999]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_equals_the_plain_mask(seed: int, images: int, shape: list[int], rate: float, dtype: torch.dtype) -> None:
+    keys = fold(seed, torch.arange(images))
+    assert torch.equal(fused_keep_mask(keys, shape, rate, dtype), draw_mask(keys, shape, rate, dtype))
+
+
+def test_the_operator_takes_the_compiled_loops_for_any_number_of_threads() -> None:
+    keys, before = fold(1, torch.arange(7)), torch.get_num_threads()
+    expected = draw_mask(keys, (40, 33), 0.1, torch.float32)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(keep_mask(keys, (40, 33), 0.1, torch.float32), expected)
+    torch.set_num_threads(before)

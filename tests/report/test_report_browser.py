@@ -1,0 +1,96 @@
+"""The report in a real browser: opens from disk, nothing cut off, every picture drawn, every anchor leads somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from quatsphere.report.images import png_uri
+from quatsphere.report.page import Card, Claim, Report, Section, Table, Tile, draw, write_report
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of a hundred runs with every kind of part, named as badly as can be."""
+    figure = Figure(figsize=(7, 2.5))
+    figure.subplots().plot([0, 1])
+    image = png_uri(np.zeros((8, 8, 3), np.uint8))
+    rows = [(f"{HOSTILE} {number}", *(["0.1234"] * 9)) for number in range(100)]
+    sections = [
+        Section("Runs", HOSTILE, [Table("a hundred", [HOSTILE] * 10, rows)], [draw(HOSTILE, "text", figure)]),
+        Section("Predictions", cards=[Card(HOSTILE, image, image, "x" * 80, 0.5, HOSTILE) for _ in range(24)]),
+        Section("Claims", claims=[Claim(f"id.{i}", "word " * 30, "fails", HOSTILE) for i in range(120)]),
+    ]
+    tiles = [Tile(HOSTILE, "0.9876", "detail")] * 5
+    path = tmp_path_factory.mktemp("a <b>folder") / "report.html"
+    write_report(path, Report(HOSTILE, "y" * 200, tiles, [("command", "z" * 400)], sections))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(1280, 800, "light"), (1280, 800, "dark"), (390, 844, "light"), (390, 844, "dark")]
+)
+def test_it_opens_everywhere(width: int, height: int, scheme: str, path: Path, visit: Callable[..., Any]) -> None:
+    page = visit(path, width, height, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.text_content("h1") == HOSTILE
+    assert page.locator("script").count() == 0
+    assert page.locator("#runs tbody tr").count() == 100
+    broken = "all => all.filter((image) => !image.complete || !image.naturalWidth).length"
+    assert page.eval_on_selector_all("img", broken) == 0
+    loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    print(f"{width}x{height}: {path.stat().st_size / 1e6:.1f} MB, loaded after {loaded:.0f} ms")
+
+
+def test_every_anchor_leads_somewhere(path: Path, visit: Callable[..., Any]) -> None:
+    page = visit(path)
+    targets = page.eval_on_selector_all("a[href^='#']", "all => all.map((link) => link.hash.slice(1))")
+    assert {"runs", "predictions", "claims", "identity", "claim-id.7"} <= set(targets)
+    lost = "ids => ids.filter((id) => id !== 'top' && !document.getElementById(id))"
+    assert page.evaluate(lost, targets) == []
+    page.click("nav a[href='#claims']")
+    assert abs(page.evaluate("document.getElementById('claims').getBoundingClientRect().top")) < 120
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(scheme: str, path: Path, visit: Callable[..., Any]) -> None:
+    """WCAG AA: contrast of at least 4.5 between every kind of text and what lies behind it."""
+    page = visit(path, scheme=scheme)
+    for name in (
+        "body",
+        ".subtitle",
+        ".tile .label",
+        ".verdict",
+        "thead th",
+        "figcaption",
+        "nav a",
+        "dt",
+        ".card .sign",
+    ):
+        ink, paper = page.locator(name).first.evaluate(
+            """(element) => {
+              let behind = element;
+              while (/rgba\\(.*, 0\\)|transparent/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+              return [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+            }"""
+        )
+        assert contrast(ink, paper) >= 4.5, name
+
+
+def contrast(ink: str, paper: str) -> float:
+    """Ratio of the relative luminances of two CSS colours."""
+    light, dark = sorted((luminance(ink), luminance(paper)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    levels = np.array([float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]) / 255
+    linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -1,0 +1,74 @@
+"""The report of a study, from records made up here: a hundred runs, diverged ones, claims of every verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quatsphere.report.page import write_report
+from quatsphere.report.study_page import claim_of, number_text, study_report
+
+
+def record(variant: str, seed: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "cell": f"cifar10-{variant}-{seed}",
+        "variant": variant,
+        "dataset": "cifar10",
+        "seed": seed,
+        "status": "finished",
+        "test_accuracy": 0.5 + 0.001 * seed,
+        "val_accuracy": 0.5,
+        "epochs": 12,
+        "seconds": 90.0,
+        "fingerprint": "ab" * 32,
+        "commit": "c" * 40,
+        "versions": {"torch": "2.13.0"},
+        "processor": "a CPU",
+        **changes,
+    }
+
+
+def claim(verdict: str, **changes: Any) -> dict[str, Any]:
+    return {"id": "x", "kind": "trained", "statement": "s", "verdict": verdict, "n": 3, "ours": 0.12345, **changes}
+
+
+def test_a_hundred_runs(tmp_path: Any) -> None:
+    records = [record(f"<b>row {row}</b>", seed) for row in range(20) for seed in range(5)]
+    claims = [claim("holds", id=f"{i}") for i in range(120)]
+    write_report(tmp_path / "r.html", study_report("a <i>study", records, claims, [], []))
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<tr>") == 101
+    assert page.count('class="claim holds"') == 120
+    assert len(page) < 15e6
+    assert "<b>row" not in page
+    assert "Study a &lt;i&gt;study" in page
+
+
+def test_numbers_of_the_head() -> None:
+    records = [record("full", 1), record("full", 2), record("bound_none", 1, status="diverged", test_accuracy=None)]
+    claims = [claim("holds"), claim("fails"), claim("fails", kind="static")]
+    report = study_report("s", records, claims, [], [])
+    shown = {tile.label: (tile.value, tile.detail) for tile in report.tiles}
+    assert shown["runs"] == ("3", "1 diverged")
+    assert shown["rows"] == ("2", "2 seeds")
+    assert shown["training time"][0] == "4 min"
+    assert shown["claims: fails"] == ("2", "of 3")
+    titles = [section.title for section in report.sections]
+    assert titles == ["Accuracies", "Claims that need training", "Claims that need none", "Every run"]
+    cells = report.sections[-1].tables[0]
+    assert cells.marked == {2}
+    assert cells.rows[2][4] == "-"
+
+
+def test_identity_lists_what_differs() -> None:
+    report = study_report("s", [record("full", 1), record("full", 2, commit="d" * 40)], [], [], [])
+    assert dict(report.facts)["commits"] == f"{'c' * 40}; {'d' * 40}"
+    assert dict(report.facts)["seeds"] == "1; 2"
+
+
+def test_claims_as_text() -> None:
+    shown = claim_of(claim("undecided", why="too short", interval=[-0.5, 0.25], paper=(0.24, 0.46), paper_n=2))
+    assert (shown.ours, shown.interval, shown.paper) == ("0.1235", "-0.5 to 0.25", "0.24, 0.46 (n = 2)")
+    assert (shown.n, shown.why) == ("3", "too short")
+    assert number_text(None) == ""
+    assert number_text(3) == "3"
+    assert study_report("nothing", [], [], [], []).subtitle == "0 runs on nothing yet"

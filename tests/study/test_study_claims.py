@@ -1,0 +1,208 @@
+"""Verdicts on numbers made up so that they can be told by hand; the paper's own numbers must bear out the paper."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import PAPER, make_row, make_rows
+
+from quatsphere.study.claims import CLAIMS, STATIC, TRAINED, Claim, decide
+from quatsphere.study.claims.evidence import METRICS, Evidence, decay_sum, roughness
+from quatsphere.study.claims.needs import Decay, Epochs, PaperSize
+from quatsphere.study.claims.rules import Contrast, NoEffect, Value, difference
+from quatsphere.study.variants import VARIANTS
+
+BY_ID = {claim.id: claim for claim in CLAIMS}
+STEADY = (0.05, -0.05, 0.1, -0.1, 0.0)
+
+
+def around(*centres: tuple[str, float], noise: float = 1.0) -> list[dict[str, Any]]:
+    """Five seeds of each row, noise that sums to zero and differs between rows."""
+    shifted = [[STEADY[(i + 2 * k) % 5] for i in range(5)] for k in range(len(centres))]
+    return make_rows({row: [c + noise * x for x in shift] for (row, c), shift in zip(centres, shifted, strict=True)})
+
+
+def verdict(name: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    return decide([BY_ID[name]], records)[0]
+
+
+def test_ids_are_unique_and_rows_exist() -> None:
+    assert len(BY_ID) == len(CLAIMS)
+    text = repr([claim.rule for claim in TRAINED])
+    named = set(re.findall(r"'([a-z_0-9]+)': -?[0-9.]+", text)) | set(re.findall(r"row='([a-z_0-9]+)'", text))
+    assert named <= set(VARIANTS)
+    assert all(claim.kind == "static" for claim in STATIC)
+    assert all(claim.kind == "trained" for claim in TRAINED)
+
+
+def test_every_section_named_is_a_label_of_the_paper() -> None:
+    """The paper is not part of the repository; its labels are, in the map."""
+    labels = {claim.section for claim in CLAIMS}
+    assert all(re.fullmatch(r"(sec|tab|eq|fig):[a-z-]+", label) for label in labels)
+
+
+@pytest.mark.parametrize("claim", [c for c in STATIC if c.form == "exact"], ids=lambda c: c.id)
+def test_static_claims_hold(claim: Claim) -> None:
+    assert claim.decide(Evidence([])).verdict == "holds"
+
+
+def test_without_cells_every_trained_claim_is_undecided_and_says_why() -> None:
+    for found in decide(TRAINED, []):
+        assert found["verdict"] == "undecided"
+        assert found["why"]
+        assert found["n"] == 0
+
+
+def test_an_answer_has_every_field() -> None:
+    (found,) = decide([BY_ID["transport.cifar10"]], around(("full", 50.0), ("transport_identity", 46.0)))
+    assert set(found) >= {"id", "kind", "verdict", "n", "ours", "paper", "interval", "why", "section", "statement"}
+    assert found["ours"] == pytest.approx(-4.0)
+    assert found["interval"][0] < -4.0 < found["interval"][1] < 0
+
+
+def test_the_papers_numbers_bear_out_the_papers_comparisons() -> None:
+    records = make_rows(PAPER, seeds=(42, 1, 2), scale="paper")
+    names = [
+        "accuracy.full", "accuracy.both_off", "accuracy.flat", "transport.cifar10", "roles.unequal", "both_off",
+        "interaction", "routing_without_transport", "frozen_random", "frozen_like_both_off", "attention_over_qsv",
+        "flat_over_sphere", "resnet_over_flat", "value.sphere", "value.plane", "kernel_factor", "wide",
+        "uniform.cifar10", "absolute", "geometric", "flat_closes_most", "value.same_on_both",
+    ]  # fmt: skip
+    assert {name: verdict(name, records)["verdict"] for name in names} == dict.fromkeys(names, "holds")
+    assert verdict("interaction", records)["ours"] == pytest.approx(-17.35, abs=0.01)
+
+
+def test_a_comparison_holds_fails_or_waits() -> None:
+    assert verdict("transport.cifar10", around(("full", 50), ("transport_identity", 47)))["verdict"] == "holds"
+    assert verdict("transport.cifar10", around(("full", 50), ("transport_identity", 51)))["verdict"] == "fails"
+    close = verdict("transport.cifar10", around(("full", 50), ("transport_identity", 49.9), noise=10))
+    assert close["verdict"] == "undecided"
+    assert "more seeds" in close["why"]
+
+
+def test_no_effect_needs_the_equivalence_test() -> None:
+    assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 50.1)))["verdict"] == "holds"
+    assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 52)))["verdict"] == "fails"
+    noisy = verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 50.1), noise=20))
+    assert noisy["verdict"] == "undecided"
+    small = NoEffect(Contrast(difference("routing_uniform", "full")), 1.0)
+    significant = small.decide(Evidence(around(("full", 50), ("routing_uniform", 50.4))))
+    assert significant.verdict == "holds"
+    assert significant.interval is not None
+    assert significant.interval[0] > 0
+
+
+def test_nothing_is_decided_with_two_seeds() -> None:
+    records = make_rows({"full": (50.0, 50.1), "transport_identity": (40.0, 40.1)})
+    found = verdict("transport.cifar10", records)
+    assert found["verdict"] == "undecided"
+    assert found["why"] == "n = 2, needs 3"
+    assert found["ours"] == pytest.approx(-10)
+
+
+def test_an_accuracy_needs_the_papers_size() -> None:
+    small = verdict("accuracy.full", make_rows({"full": (85.9, 86.0, 85.9)}))
+    assert (small["verdict"], small["why"]) == ("undecided", "needs the paper's size")
+    whole = make_rows({"full": (85.9, 86.0, 85.9)}, scale="paper")
+    assert verdict("accuracy.full", whole)["verdict"] == "holds"
+    assert verdict("accuracy.full", make_rows({"full": (80.0, 80.1, 80.0)}, scale="paper"))["verdict"] == "fails"
+    assert PaperSize().missing(Evidence(whole)) == ""
+
+
+def test_the_part_of_cifar100_stands_for_it_but_not_for_its_accuracy() -> None:
+    records = make_rows({"full": (20, 20.1, 20.2), "transport_identity": (18, 18.2, 18.1)}, dataset="cifar100-part")
+    assert verdict("transport.cifar100", records)["verdict"] == "holds"
+    assert verdict("accuracy.full.cifar100", records)["why"] == "needs the paper's size"
+
+
+def test_a_claim_about_decay_needs_decay() -> None:
+    record = make_row("full", 42, 50.0)
+    settings = record["config"]
+    share = decay_sum({**record, "config": {**settings, "optim.schedule": "constant"}})
+    assert share == pytest.approx(settings["optim.peak_lr"] * settings["optim.weight_decay"] * record["steps"])
+    one_cycle = decay_sum(record) / share
+    exact = 0.1 * (1 + 0.1) / 2 + 0.9 * (1 + 1e-3) / 2
+    assert one_cycle == pytest.approx(exact, rel=0.01)
+    assert "needs sum of lr * wd >= 4" in Decay(4.0).missing(Evidence([record]))
+    long = {**record, "steps": 176_000, "config": {**settings, "optim.peak_lr": 1e-3, "optim.weight_decay": 0.05}}
+    assert decay_sum(long) > 4
+    assert Decay(4.0).missing(Evidence([long])) == ""
+    assert Epochs(12).missing(Evidence([{**record, "epochs": 12}])) == ""
+    assert Epochs(12).missing(Evidence([{**record, "epochs": 11}])) == "needs 12 epochs, has 11"
+
+
+def test_roughness_is_blind_to_a_steady_fall_and_to_the_warm_up() -> None:
+    falling = make_row("full", 42, 50.0)
+    assert roughness(falling) == pytest.approx(0, abs=1e-12)
+    losses = [9.0, *(2.0 + 0.1 * (-1) ** epoch for epoch in range(9))]
+    steps = [-0.2 * (-1) ** epoch for epoch in range(8)]
+    expected = math.sqrt(sum(step**2 for step in steps) / 7)
+    rough = make_row("full", 42, 50.0, trajectory={"train_loss": losses})
+    rough["config"] = {**rough["config"], "train.epochs": 10}
+    assert roughness(rough) == pytest.approx(expected)
+
+
+def test_a_diverged_row_is_unstable() -> None:
+    records = around(("full", 50.0))
+    gone = [make_row("bound_none", seed, 0.0) | {"status": "diverged"} for seed in (42, 1, 2)]
+    found = verdict("bound.stability", records + gone)
+    assert (found["verdict"], found["n"]) == ("holds", 3)
+    assert verdict("bound.stability", records + gone[:1])["verdict"] == "undecided"
+
+
+def test_measured_ranges() -> None:
+    records = around(("full", 50.0))
+    assert verdict("peak", records)["verdict"] == "holds"
+    assert verdict("entropy", records)["ours"] == pytest.approx((0.99, 0.99))
+    sharp = [make_row("full", seed, 50, trajectory={"routing_peak": [[2.0] * 5] * 10}) for seed in (42, 1, 2)]
+    assert verdict("peak", sharp)["verdict"] == "fails"
+    spread = {"orientation_spread": [0.9, 1.3, 1.8, 1.9, 1.9], "score_spread": [0.3] * 5}
+    wide = [make_row("full", seed, 50, diagnostics=spread) for seed in (42, 1, 2)]
+    assert verdict("orientation", wide)["ours"] == (0.9, 1.8)
+    assert verdict("orientation.grows", wide)["verdict"] == "holds"
+
+
+def test_speed_is_a_ratio() -> None:
+    fast, slow = ({"images_per_second": [speed] * 10} for speed in (300.0, 100.0))
+    records = [make_row("attention", s, 50, trajectory=fast) for s in (42, 1, 2)]
+    records += [make_row("full", s, 50, trajectory=slow) for s in (42, 1, 2)]
+    found = verdict("speed.slower", records)
+    assert (found["verdict"], found["ours"]) == ("holds", pytest.approx(3.0))
+
+
+def test_classes() -> None:
+    hard = dict.fromkeys(("cat", "bird", "dog", "deer"), 0.3) | {"cat": 0.2}
+    classes = {**make_row("full", 42, 60.0)["per_class"], **hard}
+    records = [make_row("full", seed, 50.0, per_class=classes) for seed in (42, 1, 2)]
+    assert verdict("classes.structure", records)["verdict"] == "holds"
+    assert verdict("classes.cat", records)["ours"] == pytest.approx(-10)
+
+
+def test_robustness_is_decided_by_the_worst_row() -> None:
+    rows = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong", "repulsion_off")
+    steady = around(("full", 50.0), *((row, 50.2) for row in rows))
+    assert verdict("robust", steady)["verdict"] == "holds"
+    broken = around(("full", 50.0), *((row, 50.2) for row in rows[1:]), ("lr_half", 45.0))
+    found = verdict("robust", broken)
+    assert found["verdict"] == "fails"
+    assert found["why"].startswith("lr_half")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_reads_a_row(metric: str) -> None:
+    value = METRICS[metric](make_row("full", 42, 50.0))
+    assert value is None or math.isfinite(value)
+
+
+def test_margins_stand_in_the_ledger() -> None:
+    rules = [claim.rule for claim in TRAINED if isinstance(claim.rule, NoEffect | Value)]
+    assert all(rule.margin > 0 for rule in rules)
+
+
+def test_no_path_of_a_machine_in_a_ledger() -> None:
+    folder = Path(__file__).parent.parent.parent / "src" / "quatsphere" / "study" / "claims"
+    assert not any("/home" in path.read_text() for path in folder.glob("*.py"))

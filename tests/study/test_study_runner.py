@@ -1,0 +1,175 @@
+"""Running a plan: what is finished is skipped, what failed is said, what is kept is whole. Real training, in place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import make_row
+
+from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.study.launch import LocalLauncher, Outcome, Watcher
+from quatsphere.study.measure import fill_in
+from quatsphere.study.plan import PLANS, Cell, plan_cells
+from quatsphere.study.results import Results
+from quatsphere.study.runner import request_of, run_plan
+from quatsphere.study.status import status
+from quatsphere.study.worker import make_cell
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+SHORT = {"train.epochs": 1, "data.train_limit": 64}
+
+
+def short_cells(*only: str, **settings: Any) -> list[Cell]:
+    changes = {key.replace("__", "."): value for key, value in settings.items()}
+    return plan_cells(PLANS["smoke"], seeds=[1], only=only, settings={**SHORT, **changes})
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, here: Any) -> None:
+    cells = short_cells("full", "both_off")
+    assert run_plan("smoke", cells, results, here).finished == 2
+    row = json.loads(results.file("digits.full.s1").read_text())
+    assert set(make_row("full", 1, 50.0)) <= set(row)
+    assert set(make_row("full", 1, 50.0)["trajectory"]) == set(row["trajectory"])
+    assert row["diagnostics"]["orientation_spread"]
+    assert "data.root" not in row["config"]
+    assert str(results.path) not in results.file("digits.full.s1").read_text()
+    before = {path: path.read_bytes() for path in results.cells.iterdir()}
+    again = run_plan("smoke", cells, results, here)
+    assert (again.finished, again.skipped, here.trained) == (0, 2, ["digits.full.s1", "digits.both_off.s1"])
+    assert {path: path.read_bytes() for path in results.cells.iterdir()} == before
+    assert (results.path / ".gitignore").read_text().splitlines()[0] == "runs/"
+
+
+def test_a_finished_cell_of_other_settings_is_refused(results: Results, here: Any) -> None:
+    run_plan("smoke", short_cells("full"), results, here)
+    with pytest.raises(
+        ConfigError, match=r"digits.full.s1 was finished with other settings \(train.epochs: 1 there, 2 now"
+    ):
+        run_plan("smoke", short_cells("full", train__epochs=2), results, here)
+    moved = short_cells("full", train__checkpoint_seconds=7.0)
+    assert run_plan("smoke", moved, results, here).skipped == 1
+
+
+def test_a_setting_younger_than_a_row_counts_as_its_default(results: Results, here: Any) -> None:
+    cells = short_cells("full")
+    run_plan("smoke", cells, results, here)
+    row = results.read("digits.full.s1")
+    assert row is not None
+    del row["config"]["model.wrap"]
+    results.write("digits.full.s1", row)
+    assert run_plan("smoke", cells, results, here).skipped == 1
+
+
+def test_a_failing_cell_does_not_stop_the_others(results: Results, here: Any) -> None:
+    bad, good = short_cells("full", train__batch_size=9999)[0], short_cells("both_off")[0]
+    summary = run_plan("smoke", [bad, good], results, here)
+    assert list(summary.failed) == ["digits.full.s1"]
+    assert "batch_size" in summary.failed["digits.full.s1"]
+    assert [path.stem for path in results.cells.glob("*.json")] == ["digits.both_off.s1"]
+    assert status(results)["plans"]["smoke"]["missing"] == ["digits.full.s1"]
+
+
+def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, here: Any) -> None:
+    cells = short_cells("full")
+    run_plan("smoke", cells, results, here)
+    first = results.file("digits.full.s1").read_text()
+    weights = sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir())
+    results.file("digits.full.s1").unlink()
+    run_plan("smoke", cells, results, here)
+    assert results.file("digits.full.s1").read_text() == first
+    assert sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir()) == weights
+
+
+def test_a_cell_that_diverges_is_a_result(results: Results, here: Any) -> None:
+    (cell,) = short_cells("full", optim__peak_lr=1e6, optim__quaternion_lr=1e5)
+    assert run_plan("smoke", [cell], results, here).finished == 1
+    row = results.read(cell.id)
+    assert row is not None
+    assert row["status"] == "diverged"
+    assert "not finite" in row["reason"]
+    assert status(results)["plans"]["smoke"]["diverged"] == [cell.id]
+
+
+@pytest.mark.parametrize(("keep", "left"), [("best", 1), ("none", 0), ("all", 2)])
+def test_weights_that_stay(keep: str, left: int, results: Results, here: Any) -> None:
+    cells = short_cells("full", train__checkpoint_steps=1)
+    run_plan("smoke", cells, results, here, keep_weights=keep)
+    steps = list(results.run("digits.full.s1").checkpoints.glob("step-*"))
+    assert len(steps) == left if keep != "all" else len(steps) >= left
+
+
+def test_what_is_inside_can_be_measured_later(results: Results, here: Any) -> None:
+    cells = short_cells("full", "both_off")
+    run_plan("smoke", cells, results, here)
+    results.drop_weights("digits.both_off.s1", "none")
+    rows = {cell.id: results.read(cell.id) for cell in cells}
+    for name, row in rows.items():
+        assert row is not None
+        results.write(name, {**row, "diagnostics": {}})
+    assert fill_in(results, None, say=lambda message: None) == (1, 1)
+    assert results.read("digits.full.s1") == rows["digits.full.s1"]
+
+
+def test_status_counts(results: Results, here: Any) -> None:
+    with pytest.raises(ConfigError, match="no results in"):
+        status(results)
+    run_plan("smoke", short_cells("full"), results, here)
+    cells = short_cells("both_off", "routing_uniform")
+    make_cell(request_of(cells[0], results))
+    results.remember("smoke", cells)
+    found = status(results)["plans"]["smoke"]
+    assert {key: len(value) for key, value in found.items()} == {
+        "cells": 3, "finished": 1, "diverged": 0, "begun": 1, "missing": 1,
+    }  # fmt: skip
+
+
+def test_a_second_runner_is_refused(results: Results, here: Any) -> None:
+    with results.open(), pytest.raises(CheckpointError, match="is locked by pid"):
+        run_plan("smoke", short_cells("full"), results, here)
+
+
+def test_a_damaged_row_is_named(results: Results) -> None:
+    with results.open():
+        results.file("digits.full.s1").write_text('{"half": ')
+    with pytest.raises(CheckpointError, match=r"damaged result \(.*digits.full.s1.json"):
+        results.finished()
+
+
+def test_leftovers_of_a_killed_writer_are_no_rows(results: Results) -> None:
+    with results.open():
+        pass
+    (results.cells / ".digits.full.s1.json.tmp.999999999").write_text("{")
+    (results.cells / "digits.full.s1.json.tmp.999999999").write_text("{")
+    assert results.finished() == []
+    with results.open():
+        assert list(results.cells.iterdir()) == []
+
+
+class Seen(Watcher):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def started(self, cell: str) -> None:
+        self.events.append(f"started {cell}")
+
+    def ended(self, outcome: Outcome) -> None:
+        self.events.append(f"ended {outcome.request.id} {outcome.error[:60]}")
+
+
+def test_a_worker_says_why_it_failed_and_logs_beside_its_run(results: Results, tmp_path: Path) -> None:
+    """In a process of its own: the error comes back as one line."""
+    cell = plan_cells(PLANS["lite"], only=["cifar10.full.s1"], data_root=str(tmp_path))[0]
+    seen = Seen()
+    summary = run_plan("lite", [cell], results, LocalLauncher(1), seen)
+    assert "no CIFAR-10 files" in summary.failed[cell.id]
+    assert seen.events[0] == "started cifar10.full.s1"
+    assert seen.events[1].startswith("ended cifar10.full.s1 no CIFAR-10 files")
+    assert (results.runs / "cifar10.full.s1.log").exists()

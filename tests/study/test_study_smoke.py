@@ -1,0 +1,170 @@
+"""The plan `smoke`, whole, by the command, killed with -9 again and again; then its tables and verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from warm_workers import warm_workers
+
+from quatsphere.cli import main
+from quatsphere.study import launch
+from quatsphere.study.plan import PLANS, plan_cells
+from quatsphere.study.results import Results
+from quatsphere.study.runner import request_of
+from quatsphere.study.worker import make_cell
+
+KILLS = 10
+LONGEST = 2.0
+"""Seconds a runner lives at most before it is killed: too short for all cells, long enough for some."""
+
+
+class Study(NamedTuple):
+    """A finished smoke study whose runner was killed again and again."""
+
+    results: Results
+    after: list[dict[str, bytes]]
+    """The rows after each kill and at the end."""
+    undisturbed: dict[str, Any]
+    """The row of the first cell, trained without a break."""
+
+
+ROWS = ("full", "transport_identity", "routing_uniform", "both_off")
+
+
+def start(folder: Path, worker: tuple[str, ...] = launch.WORKER) -> int:
+    """`quatsphere study run smoke` in a fork: importing torch again would take seconds."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        launch.WORKER = worker
+        code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """The exit code, if it ends within so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, state = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(state)
+        time.sleep(0.02)
+    return None
+
+
+def rows_of(results: Results) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in results.cells.glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Ten kills at random moments, then let it end. The undisturbed cell comes first: it warms the workers up."""
+    folder = tmp_path_factory.mktemp("study")
+    first = plan_cells(PLANS["smoke"])[0]
+    undisturbed = make_cell(request_of(first, Results(folder / "undisturbed")))
+    results, moments, after = Results(folder / "smoke"), random.Random(5), []
+    with warm_workers(folder) as worker:
+        for _ in range(KILLS):
+            pid = start(results.path, worker)
+            assert ended(pid, moments.uniform(0.0, LONGEST)) is None, results.path.with_suffix(".log").read_text()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            after.append(rows_of(results))
+        assert ended(start(results.path, worker), 500) == 0, results.path.with_suffix(".log").read_text()
+    return Study(results, [*after, rows_of(results)], undisturbed)
+
+
+def test_kills_lose_no_finished_cell_and_double_none(study: Study) -> None:
+    for before, later in itertools.pairwise(study.after):
+        assert all(later[name] == row for name, row in before.items())
+    rows = study.after[-1]
+    assert set(rows) == {cell.id for cell in plan_cells(PLANS["smoke"])}
+    for name in rows:
+        epochs = [line["epoch"] for line in study.results.run(name).read_metrics()]
+        assert epochs == [1, 2, 3]
+        assert json.loads(rows[name])["cell"] == name
+        assert len(json.loads(rows[name])["trajectory"]["train_loss"]) == 3
+
+
+def test_a_killed_and_resumed_cell_is_the_undisturbed_one(study: Study) -> None:
+    kept = study.results.read(study.undisturbed["cell"])
+    assert kept is not None
+    assert kept["test_accuracy"] == pytest.approx(study.undisturbed["test_accuracy"], abs=1e-7)
+    assert kept["trajectory"]["train_loss"] == pytest.approx(study.undisturbed["trajectory"]["train_loss"], abs=1e-6)
+
+
+def call(*words: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["study", *words]) == 0
+    return out.getvalue()
+
+
+def test_status_says_that_all_is_finished(study: Study) -> None:
+    facts = json.loads(call("status", "--results", str(study.results.path), "--json"))
+    assert len(facts["plans"]["smoke"]["finished"]) == len(plan_cells(PLANS["smoke"]))
+    assert not facts["begun"]
+    assert "13" in call("status", "--results", str(study.results.path))
+
+
+def test_its_tables_hold_the_means_of_its_rows(study: Study) -> None:
+    tables: list[dict[str, Any]] = json.loads(call("table", "--results", str(study.results.path), "--json"))
+    ablation = {row[0]: row for row in next(t for t in tables if t["name"] == "ablation")["rows"]}
+    accuracies = {}
+    for row in ROWS:
+        records = [study.results.read(f"digits.{row}.s{seed}") for seed in (1, 2, 3)]
+        accuracies[row] = [100 * record["test_accuracy"] for record in records if record]
+    full = sum(accuracies["full"]) / 3
+    assert ablation["Full kernel (baseline)"][1].startswith(f"{full:.2f} (")
+    assert "n = 3" in ablation["Full kernel (baseline)"][1]
+    change = sum(accuracies["both_off"]) / 3 - full
+    assert ablation["Both roles disabled"][2].startswith(f"{change:+.2f} [")
+    assert ablation["Both roles disabled"][3] == "64.1 (-21.8)"
+    assert ablation["Geometric routing"][1] == "-"
+
+
+def test_its_claims_are_a_list_with_every_field(study: Study) -> None:
+    claims = json.loads(call("claims", "--results", str(study.results.path), "--json"))
+    assert len({claim["id"] for claim in claims}) == len(claims) > 100
+    for claim in claims:
+        assert {"id", "kind", "verdict", "n", "ours", "paper", "interval"} <= set(claim)
+        assert claim["verdict"] in ("holds", "fails", "undecided")
+        assert claim["why"] or claim["verdict"] != "undecided"
+        assert claim["kind"] == "static" or claim["verdict"] == "undecided" or claim["n"] >= 3
+    by_id = {claim["id"]: claim for claim in claims}
+    assert by_id["accuracy.full"]["why"] == "needs the paper's size"
+    assert by_id["graph.metrics_trained"]["verdict"] == "holds"
+    assert by_id["attention_over_qsv"]["why"] == "n = 1, needs 3"
+
+
+@pytest.mark.slow
+def test_the_real_command_with_fresh_processes(tmp_path: Path, study: Study) -> None:
+    """The same rows from workers that are started anew for every cell."""
+    results = Results(tmp_path / "smoke")
+    assert ended(start(results.path), 1200) == 0, results.path.with_suffix(".log").read_text()
+    for name in rows_of(study.results):
+        one, other = results.read(name), study.results.read(name)
+        assert one is not None
+        assert other is not None
+        assert one["test_accuracy"] == other["test_accuracy"]
+        assert one["trajectory"]["train_loss"] == other["trajectory"]["train_loss"]
