@@ -1,12 +1,14 @@
 # make venv    .venv with everything for development
 # make test    set-up, lint, types and the default test suite
 # make demo    train QSV on the embedded digits and look at the result
-# make bench   speed and memory of the kernels on this machine
+# make browser Chromium for the tests of the pages, where apt-get can install it
+# make pictures  the pictures of the README, from the models and from the demo's run
+# make bench   speed, memory and scaling on this machine, saved to bench.json
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv test lint demo bench pictures clean
+.PHONY: venv test lint demo bench browser pictures clean
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -26,10 +28,17 @@ demo: $(STAMP)
 	$(BIN)/quatsphere demo
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/kernel.py
+	$(BIN)/quatsphere bench --json bench.json
 
-pictures: $(STAMP)
+CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
+browser:
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	{ test "$$(id -u)" = 0 && { $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; }; }
+
+pictures: $(STAMP) browser
 	$(BIN)/python docs/pictures/shells.py
+	test -d runs/demo || $(BIN)/quatsphere demo
+	$(BIN)/python docs/pictures/screens.py runs/demo
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

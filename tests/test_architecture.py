@@ -38,7 +38,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "config": set(),
     "presets": set(),
     "files": {"safetensors", "yaml", "torch", "numpy"},
-    "geometry": {"torch", "jaxtyping"},
+    "geometry": {"torch", "jaxtyping", "scipy"},
     "kernels": {"torch", "jaxtyping", "numba", "triton", "numpy"},
     "nn": {"torch", "jaxtyping", "einops"},
     "models": {"torch", "jaxtyping", "einops"},

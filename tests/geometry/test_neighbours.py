@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,11 +60,58 @@ def test_order_on_random_layouts(seed: int, targets: int, sources: int, grid: bo
     assert found.tolist() == brute_force(points[:targets], points[targets:], k)
 
 
-def test_tiles_do_not_change_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets, sources = plane.flat_lattice(96), plane.flat_lattice(64)
-    whole = nb.nearest_neighbours(targets, sources, 9)
-    monkeypatch.setattr(nb, "TILE", 200)
-    assert torch.equal(nb.nearest_neighbours(targets, sources, 9), whole)
+SEARCHES = {"tree": nb._tree, "tiles": nb._tiles}
+LARGE = {
+    "sphere": (sphere.fibonacci_sphere(700, 0.4), sphere.fibonacci_sphere(600, 0.55), 16),
+    "plane": (plane.flat_lattice(640), plane.flat_lattice(512), 16),
+    "plane, itself": (plane.flat_lattice(512), plane.flat_lattice(512), 9),
+    "duplicates": (plane.flat_lattice(64).repeat(8, 1), plane.flat_lattice(64).repeat(8, 1), 5),
+    "one place": (torch.zeros(3, 3), torch.zeros(400, 3), 7),
+    "k is all": (sphere.fibonacci_sphere(40), sphere.fibonacci_sphere(30), 30),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("layout", LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_search_finds_what_sorting_all_distances_finds(
+    search: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties at the border of the candidates and tiles of any size included."""
+    monkeypatch.setattr(nb, "TILE", 5000)
+    targets, sources, k = LARGE[layout]
+    targets, sources = targets.to(dtype), sources.to(dtype)
+    square = ((targets[:, None] - sources[None]) ** 2).unbind(-1)
+    dense = sum(square[1:], square[0]).sort(dim=1, stable=True).indices[:, :k]
+    assert torch.equal(nb._nearest(targets, sources, k, SEARCHES[search](sources)), dense)
+
+
+def test_graphs_without_scipy_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets, sources = plane.flat_lattice(640), plane.flat_lattice(512)
+    with_tree = nb.nearest_neighbours(targets, sources, 16)
+    monkeypatch.setitem(sys.modules, "scipy.spatial", None)
+    assert nb._tree(sources.double()) is None
+    assert torch.equal(nb.nearest_neighbours(targets, sources, 16), with_tree)
+
+
+@pytest.mark.parametrize("count", [8, 400])
+def test_a_vertex_that_is_nowhere_does_not_stop_the_search(count: int) -> None:
+    """Whoever asks for finite positions says so in its own words; here the shape is right and indices are valid."""
+    positions = sphere.fibonacci_sphere(count)
+    positions[3] = torch.nan
+    for pair in ((positions, sphere.fibonacci_sphere(count)), (sphere.fibonacci_sphere(count), positions)):
+        graph = nb.nearest_neighbours(*pair, 4)
+        assert graph.shape == (count, 4)
+        assert ((graph >= 0) & (graph < count)).all()
+
+
+def test_large_shells_have_their_graph_in_seconds() -> None:
+    """30,000 vertices: all distances would take 7 GB. Sampled rows are compared with all their distances."""
+    shell = sphere.fibonacci_sphere(30_000)
+    graph = nb.nearest_neighbours(shell, shell, 16)
+    for row in range(0, 30_000, 1777):
+        square = ((shell[row].double() - shell.double()) ** 2).unbind(-1)
+        assert torch.equal(graph[row], sum(square[1:], square[0]).sort(stable=True).indices[:16])
 
 
 def test_euclidean_and_angular_neighbours_agree() -> None:

@@ -15,9 +15,10 @@ from quatsphere.kernels import numba_cpu, numba_cpu_hamilton
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
-def plain(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def plain(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None) -> Tensor:
     hidden = F.gelu(torch.einsum("...hc,hmc->...hm", x, up))
-    return torch.einsum("...hm,hcm->...hc", hidden, down)
+    out = torch.einsum("...hm,hcm->...hc", hidden, down)
+    return out if keep is None else out * keep
 
 
 def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: int) -> list[Tensor]:
@@ -26,22 +27,25 @@ def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: in
     return [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def run(function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def run(function, tensors: list[Tensor], dtype: torch.dtype, dropped: bool = False) -> list[Tensor]:
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
-    out = function(*leaves)
+    keep = (tensors[0] > -0.8).to(dtype) * 1.25 if dropped else None
+    out = function(*leaves, keep)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves)]
 
 
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 50)), st.integers(1, 5), st.integers(1, 8), st.integers(1, 4),
-    st.integers(0, 10**6),
+    st.integers(0, 10**6), st.booleans(),
 )  # fmt: skip
-def test_equals_the_plain_block(tokens: tuple[int, int], heads: int, channels: int, expansion: int, seed: int) -> None:
+def test_equals_the_plain_block(
+    tokens: tuple[int, int], heads: int, channels: int, expansion: int, seed: int, dropped: bool
+) -> None:
     tensors = make(seed, tokens, heads, 4 * channels, 4 * channels * expansion)
-    exact = run(plain, tensors, torch.float64)
+    exact = run(plain, tensors, torch.float64, dropped)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        for value, expected in zip(run(numba_cpu_hamilton.feed_forward, tensors, dtype), exact, strict=True):
+        for value, expected in zip(run(numba_cpu_hamilton.feed_forward, tensors, dtype, dropped), exact, strict=True):
             assert relative_error(value, expected) < tolerance
 
 
@@ -63,4 +67,5 @@ def test_several_chunks_of_tokens_equal_the_plain_block() -> None:
 
 def test_the_operator_keeps_torch_s_rules() -> None:
     tensors = make(0, (2, 3), 2, 4, 16)
-    torch.library.opcheck(numba_cpu_hamilton.feed_forward, tuple(x.requires_grad_() for x in tensors))
+    for keep in (None, torch.rand_like(tensors[0])):
+        torch.library.opcheck(numba_cpu_hamilton.feed_forward, (*(x.requires_grad_() for x in tensors), keep))

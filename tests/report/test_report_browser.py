@@ -76,9 +76,10 @@ def test_text_can_be_read(scheme: str, path: Path, visit: Callable[..., Any]) ->
     ):
         ink, paper = page.locator(name).first.evaluate(
             """(element) => {
+              const paper = (part) => getComputedStyle(part).backgroundColor;
               let behind = element;
-              while (/rgba\\(.*, 0\\)|transparent/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
-              return [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+              while (/rgba\\(.*, 0\\)|transparent/.test(paper(behind))) behind = behind.parentElement;
+              return [getComputedStyle(element).color, paper(behind)];
             }"""
         )
         assert contrast(ink, paper) >= 4.5, name

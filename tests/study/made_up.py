@@ -49,7 +49,7 @@ def make_row(
 
 
 def make_trajectory(epochs: int, shells: int) -> dict[str, list[Any]]:
-    steps = shells + 2
+    steps = shells + 2 if shells else 0
     return {
         "train_loss": [2.0 - 0.01 * epoch for epoch in range(epochs)],
         "train_cross_entropy": [2.0 - 0.01 * epoch for epoch in range(epochs)],

@@ -109,6 +109,15 @@ def test_settings_change_every_cell_but_a_row_keeps_its_own() -> None:
         plan_cells(PLANS["smoke"], settings={"model.rooting": "uniform"})
 
 
+def test_a_row_that_changes_nothing_at_a_scale_is_left_out() -> None:
+    off = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0}
+    with_dropout, without = (
+        {cell.variant for cell in plan_cells(PLANS["beyond"], seeds=[1], settings=dict.fromkeys(off, rate))}
+        for rate in (0.1, 0.0)
+    )
+    assert with_dropout - without == {"dropout_none"}
+
+
 def test_only_and_seeds_choose() -> None:
     chosen = plan_cells(PLANS["lite"], only=["transport*", "cifar100*.full.*"], seeds=[7])
     assert [cell.id for cell in chosen] == [

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Study(NamedTuple):
 ROWS = ("full", "transport_identity", "routing_uniform", "both_off")
 
 
-def start(folder: Path, worker: tuple[str, ...] = launch.WORKER) -> int:
+def start(folder: Path, worker: tuple[str, ...] = launch.WORKER, *words: str) -> int:
     """`quatsphere study run smoke` in a fork: importing torch again would take seconds."""
     pid = os.fork()
     if pid:
@@ -54,7 +55,7 @@ def start(folder: Path, worker: tuple[str, ...] = launch.WORKER) -> int:
         os.dup2(log, 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         launch.WORKER = worker
-        code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2"])
+        code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2", *words])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -101,9 +102,9 @@ def test_kills_lose_no_finished_cell_and_double_none(study: Study) -> None:
     assert set(rows) == {cell.id for cell in plan_cells(PLANS["smoke"])}
     for name in rows:
         epochs = [line["epoch"] for line in study.results.run(name).read_metrics()]
-        assert epochs == [1, 2, 3]
+        assert epochs == [1, 2]
         assert json.loads(rows[name])["cell"] == name
-        assert len(json.loads(rows[name])["trajectory"]["train_loss"]) == 3
+        assert len(json.loads(rows[name])["trajectory"]["train_loss"]) == 2
 
 
 def test_a_killed_and_resumed_cell_is_the_undisturbed_one(study: Study) -> None:
@@ -111,6 +112,50 @@ def test_a_killed_and_resumed_cell_is_the_undisturbed_one(study: Study) -> None:
     assert kept is not None
     assert kept["test_accuracy"] == pytest.approx(study.undisturbed["test_accuracy"], abs=1e-7)
     assert kept["trajectory"]["train_loss"] == pytest.approx(study.undisturbed["trajectory"]["train_loss"], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def worker(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """Warm workers for more."""
+    with warm_workers(tmp_path_factory.mktemp("warm")) as command:
+        yield command
+
+
+def begun(results: Results) -> dict[str, int]:
+    """cell -> process that trains it now, as the locks of the run folders say."""
+    texts = {path.parent.name: path.read_text() for path in results.runs.glob("*/.lock")}
+    return {cell: json.loads(text)["pid"] for cell, text in texts.items() if text.endswith("}")}
+
+
+def wait_for_work(results: Results, pid: int) -> dict[str, int]:
+    while not begun(results):
+        assert ended(pid, 0.05) is None, results.path.with_suffix(".log").read_text()
+    return begun(results)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_end_saves_and_says_so(number: int, tmp_path: Path, worker: tuple[str, ...]) -> None:
+    results = Results(tmp_path / "smoke")
+    pid = start(results.path, worker)
+    (child, *_) = wait_for_work(results, pid).values()
+    os.kill(pid, number)
+    assert ended(pid, 120) == 130
+    assert "what was saved before is intact" in results.path.with_suffix(".log").read_text()
+    assert not begun(results)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_killed_cell_is_reported_and_the_others_go_on(tmp_path: Path, worker: tuple[str, ...]) -> None:
+    results = Results(tmp_path / "smoke")
+    pid = start(results.path, worker, "--seeds", "1", "--only", "full", "both_off")
+    cell, child = next(iter(wait_for_work(results, pid).items()))
+    os.kill(child, signal.SIGKILL)
+    assert ended(pid, 300) == 1
+    assert f"first {cell} (its process ended with code 137" in results.path.with_suffix(".log").read_text()
+    assert set(rows_of(results)) == {"digits.full.s1", "digits.both_off.s1"} - {cell}
+    assert ended(start(results.path, worker, "--seeds", "1", "--only", "full", "both_off"), 300) == 0
+    assert set(rows_of(results)) == {"digits.full.s1", "digits.both_off.s1"}
 
 
 def call(*words: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ def need_report() -> Any:
     except ImportError as error:
         raise ConfigError("pictures and pages need matplotlib and jinja2; pip install 'quatsphere[report]'") from error
     return pictures
+
+
+def page_path(asked: str | None, default: Path) -> Path:
+    """Where a page goes; a folder that is not there is said before anything is computed."""
+    page = default if asked is None else Path(asked)
+    if not page.absolute().parent.is_dir():
+        raise ConfigError(f"no folder {page.parent} (for {page.name}); create it or use another -o")
+    return page
 
 
 def sampled(model: Any, image: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

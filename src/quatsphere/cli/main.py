@@ -25,6 +25,7 @@ VERBS = {
     "data": "get, verify or preview a data set",
     "study": "run the paper's tables, check its claims, report",
     "info": "this machine, the kernel that runs and why, a model's parameters",
+    "bench": "speed, memory and scaling on this machine, beside the matched baseline",
     "report": "one page about a run or a study: numbers, figures, claims, predictions",
     "view": "a page to turn the shells of a trained run and look at every vertex",
     "demo": "train on the embedded digits and look at the result",

@@ -16,23 +16,24 @@ def run(words: list[str]) -> int:
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--json", action="store_true", help="print the path as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.cli.looks import need_report
+    from quatsphere.cli.looks import need_report, page_path
     from quatsphere.errors import ConfigError
 
     need_report()
     folder = Path(asked.folder)
-    page = Path(asked.output) if asked.output else folder / "report.html"
-    if (folder / "config.yaml").is_file():
-        from quatsphere.cli.run_looks import write_run_report
-
-        write_run_report(folder, page, asked.root)
-    elif (folder / "cells").is_dir():
-        from quatsphere.cli.study_looks import write_study_report
-
-        write_study_report(folder, page)
-    else:
+    is_run = (folder / "config.yaml").is_file()
+    if not is_run and not (folder / "cells").is_dir():
         raise ConfigError(
             f"neither a run nor results in {folder} (looked for config.yaml and cells/); name one of them"
         )
+    page = page_path(asked.output, folder / "report.html")
+    if is_run:
+        from quatsphere.cli.run_looks import write_run_report
+
+        write_run_report(folder, page, asked.root)
+    else:
+        from quatsphere.cli.study_looks import write_study_report
+
+        write_study_report(folder, page)
     print(json.dumps({"report": str(page)}) if asked.json else f"report: {page}")
     return 0

@@ -26,10 +26,10 @@ from quatsphere.report.images import patch_sheet, picture_of, png_uri
 from quatsphere.report.page import Card, Picture, Table, draw, write_report
 from quatsphere.report.run_files import RunFiles, read_run_files
 from quatsphere.report.run_page import Looks, run_report
-from quatsphere.train.evaluation import Evaluation, evaluate
+from quatsphere.train.evaluation import predict_logits
 
-SHOWN = 24
-"""Test images on a page."""
+ASKED, SHOWN = 512, 24
+"""Test images that the model is asked about, spread over the test set, and how many of them the page shows."""
 
 
 def write_run_report(folder: Path, page: Path, root: str | None = None) -> None:
@@ -52,20 +52,21 @@ def write_run_report(folder: Path, page: Path, root: str | None = None) -> None:
 
 def look(trained: Trained, dataset: Dataset, looks: Looks) -> Looks:
     """Predictions on test images, and one image on its way in."""
-    evaluation = evaluate(trained.model, dataset, "test")
-    chosen = choose(evaluation)
+    test = dataset.test
+    asked = _spread(torch.arange(len(test)), ASKED)
+    logits = predict_logits(trained.model, dataset, test.images[asked])
+    chosen = choose(logits.argmax(1) == test.labels[asked])
     on_shells = hasattr(trained.model, "layout")
     return dataclasses.replace(
         looks,
-        cards=[card(trained.model, dataset, evaluation, index, on_shells) for index in chosen.tolist()],
-        samples=way_in(trained.model, dataset, int(chosen[0])) if on_shells else (),
+        cards=[card(trained.model, dataset, int(asked[i]), logits[i], on_shells) for i in chosen.tolist()],
+        samples=way_in(trained.model, dataset, int(asked[chosen[0]])) if on_shells else (),
         images={split: len(getattr(dataset, split)) for split in ("train", "val", "test")},
     )
 
 
-def choose(evaluation: Evaluation, count: int = SHOWN) -> Tensor:
-    """Up to a third wrong answers, then right ones, both spread over the test set."""
-    right = evaluation.logits.argmax(1) == evaluation.labels
+def choose(right: Tensor, count: int = SHOWN) -> Tensor:
+    """Up to a third wrong answers, then right ones, both spread over the images asked about."""
     wrong = _spread((~right).nonzero().flatten(), count // 3)
     return torch.cat((wrong, _spread(right.nonzero().flatten(), count - len(wrong))))
 
@@ -75,10 +76,10 @@ def _spread(items: Tensor, count: int) -> Tensor:
     return items[torch.linspace(0, len(items) - 1, min(count, len(items))).long()] if len(items) else items
 
 
-def card(model: Any, dataset: Dataset, evaluation: Evaluation, index: int, on_shells: bool) -> Card:
+def card(model: Any, dataset: Dataset, index: int, logits: Tensor, on_shells: bool) -> Card:
     """One test image with what the model samples of it and says to it."""
     image = dataset.test.images[index]
-    sure, said = evaluation.logits[index].softmax(0).max(0)
+    sure, said = logits.softmax(0).max(0)
     patches = png_uri(patch_sheet(*sampled(model, image.float() / 255))) if on_shells else None
     truth = dataset.classes[dataset.test.labels[index]]
     shown = png_uri(picture_of(image.numpy()))
@@ -113,13 +114,11 @@ def settings_tables(config: RunConfig) -> list[Table]:
     """Every setting of every group beside its default, which is the paper's."""
     tables = []
     for group, kind in group_types(config.model.name).items():
-        rows, marked = [], set()
-        for field in dataclasses.fields(kind):
-            value, default = getattr(getattr(config, group), field.name), getattr(kind(), field.name)
-            if value != default:
-                marked.add(len(rows))
-            rows.append((field.name, str(value), str(default)))
-        tables.append(Table(group, ("setting", "here", "default"), rows, marked=frozenset(marked), folded=True))
+        here, default = getattr(config, group), kind()
+        names = [field.name for field in dataclasses.fields(kind)]
+        rows = [(name, str(getattr(here, name)), str(getattr(default, name))) for name in names]
+        marked = frozenset(index for index, (_, value, usual) in enumerate(rows) if value != usual)
+        tables.append(Table(group, ("setting", "here", "default"), rows, marked=marked, folded=True))
     return tables
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -171,8 +172,7 @@ def run_plan(asked: argparse.Namespace) -> int:
         f"{len(cells)} cells, {len(cells) - len(todo)} finished before; about {time} with {jobs} side by side",
         flush=True,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
-    with Board(todo, jobs, pace) as board:
+    with sigterm_interrupts(), Board(todo, jobs, pace) as board:
         summary = run_cells(asked.plan, cells, results, launcher, board, keep_weights=asked.keep_weights)
     print(f"{summary.finished} cells finished now, {summary.skipped} before, {len(summary.failed)} failed")
     if summary.failed:
@@ -181,8 +181,18 @@ def run_plan(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: the cells at work save and stop."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def default_jobs(threads: int | None) -> int:

@@ -27,15 +27,15 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import note
-    from quatsphere.cli.looks import need_report
+    from quatsphere.cli.looks import need_report, page_path
     from quatsphere.cli.trained import open_run
 
     need_report()
     trained = open_run(asked.run)
+    page = page_path(asked.output, trained.run.path / "view.html")
     if len(asked.image) > SIDE_BY_SIDE:
         note(f"{SIDE_BY_SIDE} images stand side by side; the other {len(asked.image) - SIDE_BY_SIDE} left out")
     shown = read_files(trained, asked.image[:SIDE_BY_SIDE]) if asked.image else two_test_images(trained, asked.root)
-    page = Path(asked.output) if asked.output else trained.run.path / "view.html"
     paths = write_view_of(trained, shown, page)
     print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,6 +16,12 @@ Resample = Literal["index", "geometric"]
 
 TILE = 2**22
 """Distances held at once; larger problems go through in tiles of targets."""
+
+TREE = 2**16
+"""Pairs of target and source from which on a k-d tree finds the candidates, where scipy is installed."""
+
+Search = Callable[[Tensor, int], Tensor]
+"""(targets, count) -> `count` nearest sources of each, in any order, ties broken anyhow."""
 
 
 def knn_budget(vertices: int) -> int:
@@ -37,7 +44,9 @@ def nearest_neighbours(
     """The k nearest sources of each target `(V_target, k)`, nearest first, ties ordered by index.
 
     Distances are taken in float64 from coordinate differences, so that every device ranks the same stored
-    positions the same way. The angular metric ranks by the chord between directions, which grows with the angle.
+    positions the same way, and ranked exactly among candidates that a k-d tree (or, without scipy, tiles of the
+    distance matrix) proposes: the time grows like V log V. The angular metric ranks by the chord between directions,
+    which grows with the angle.
     """
     if not 1 <= k <= len(sources):
         raise ConfigError(
@@ -49,8 +58,8 @@ def nearest_neighbours(
         if metric == "angular":
             targets = targets / targets.norm(dim=-1, keepdim=True)
             sources = sources / sources.norm(dim=-1, keepdim=True)
-        rows = max(1, TILE // len(sources))
-        return torch.cat([_nearest_in_tile(tile, sources, k) for tile in targets.split(rows)])
+        large = len(targets) * len(sources) > TREE
+        return _nearest(targets, sources, k, (_tree(sources) if large else None) or _tiles(sources))
 
 
 def _exact(positions: Tensor) -> Tensor:
@@ -58,11 +67,65 @@ def _exact(positions: Tensor) -> Tensor:
     return positions.detach().to(torch.float32 if positions.device.type == "mps" else torch.float64)
 
 
-def _nearest_in_tile(targets: Tensor, sources: Tensor, k: int) -> Tensor:
-    square = torch.zeros(len(targets), len(sources), dtype=targets.dtype, device=targets.device)
-    for axis in range(targets.shape[1]):
-        square += (targets[:, None, axis] - sources[None, :, axis]) ** 2
-    return square.sort(dim=1, stable=True).indices[:, :k].contiguous()
+def _squares(targets: Tensor, sources: Tensor) -> Tensor:
+    """Squared distances of (t, 1, d) from (1 or t, s, d), axis after axis: every path rounds alike."""
+    square = (targets[..., 0] - sources[..., 0]) ** 2
+    for axis in range(1, targets.shape[-1]):
+        square += (targets[..., axis] - sources[..., axis]) ** 2
+    return square
+
+
+def _nearest(targets: Tensor, sources: Tensor, k: int, search: Search) -> Tensor:
+    """Rank some candidates; targets whose last candidate is no farther than the k-th ask for twice as many.
+
+    Whoever is no candidate is at least as far as the last one, so beyond a tie (or a rounding error of the search)
+    at that place the k nearest are known exactly.
+    """
+    found = torch.empty(len(targets), k, dtype=torch.int64, device=targets.device)
+    open_rows, count = torch.arange(len(targets), device=targets.device), k + k // 2 + 1
+    while len(open_rows):
+        count = min(count, len(sources))
+        left = []
+        for rows in open_rows.split(max(1, TILE // count)):
+            nearest, certain = _rank(targets[rows], sources, search(targets[rows], count).sort(dim=1).values, k)
+            found[rows] = nearest
+            left.append(rows[:0] if count == len(sources) else rows[~certain])
+        open_rows, count = torch.cat(left), 2 * count
+    return found
+
+
+def _rank(targets: Tensor, sources: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(the k nearest of candidates in rising index order, whether nobody else can be among them)."""
+    square, order = _squares(targets[:, None], sources[candidates]).sort(dim=1, stable=True)
+    certain = square[:, k - 1] < square[:, -1] * (1 - 1e-6)
+    return candidates.gather(1, order[:, :k]), certain
+
+
+def _tree(sources: Tensor) -> Search | None:
+    """A k-d tree, where scipy is installed and can read the sources."""
+    if sources.device.type != "cpu" or not sources.isfinite().all():
+        return None
+    try:
+        from scipy.spatial import cKDTree
+    except ImportError:
+        return None
+    tree = cKDTree(sources.numpy())
+
+    def search(targets: Tensor, count: int) -> Tensor:
+        _, indices = tree.query(targets.nan_to_num().numpy(), count, workers=torch.get_num_threads())
+        return torch.from_numpy(indices).reshape(len(targets), count)
+
+    return search
+
+
+def _tiles(sources: Tensor) -> Search:
+    """All distances, some targets at a time."""
+
+    def search(targets: Tensor, count: int) -> Tensor:
+        tiles = targets.split(max(1, TILE // len(sources)))
+        return torch.cat([_squares(tile[:, None], sources[None]).topk(count, largest=False).indices for tile in tiles])
+
+    return search
 
 
 def reverse_neighbours(

@@ -1,4 +1,4 @@
-"""The loops of the Hamilton feed-forward block: y = W_down gelu(W_up x), one small pair of matrices per head.
+"""The loops of the Hamilton feed-forward block: y = keep W_down gelu(W_up x), one small pair of matrices per head.
 
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
 never written to memory, and recomputed for the gradient. Every product is the same register tile, four rows by sixteen
@@ -23,13 +23,14 @@ COLUMNS = 2 * LANES
 
 
 class Widths(NamedTuple):
-    """Tokens, heads, channels C per head, C and M in whole tiles."""
+    """Tokens, heads, channels C per head, C and M in whole tiles, whether some of the output is dropped."""
 
     tokens: int
     heads: int
     channels: int
     narrow: int
     wide: int
+    dropped: bool
 
 
 class Matrices(NamedTuple):
@@ -172,8 +173,17 @@ def item_place(item, widths):  # type: ignore[no-untyped-def]
     return start, min(start + CHUNK, widths.tokens), head, min(head + HEADS, widths.heads)
 
 
+@inner
+def drop(table, keep, widths, head, first, room):  # type: ignore[no-untyped-def]
+    """A block (TOKENS, C) times its keep mask, which is read into `room`."""
+    if widths.dropped:
+        read_block(keep, widths, head, first, room)
+        for at in range(0, TOKENS * widths.narrow, LANES):
+            store(table, at, load(table, at) * load(room, at))
+
+
 @compiled
-def feed_forward(items, widths, matrices, block, x, out):  # type: ignore[no-untyped-def]
+def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[no-untyped-def]
     """y for items (chunk of tokens, group of heads)."""
     C, M = widths.narrow, widths.wide
     for item in range(*items):
@@ -185,16 +195,19 @@ def feed_forward(items, widths, matrices, block, x, out):  # type: ignore[no-unt
                 multiply_block(block.x, matrices.up[here], C, M, widths.channels, block.activation)
                 activate(block.activation, TOKENS * M)
                 multiply_block(block.activation, matrices.down[here], M, C, M, block.result)
+                drop(block.result, keep, widths, head, first, block.gradient)
                 write_block(block.result, widths, head, first, out)
 
 
 @inner
-def differentiate_block(widths, matrices, block, head, first, x, gradient, into, part):  # type: ignore[no-untyped-def]
+def differentiate_block(widths, matrices, block, head, first, inputs, into, part):  # type: ignore[no-untyped-def]
     """Gradients of one block of tokens of one head; those of the weights are added to this part."""
     C, M, channels = widths.narrow, widths.wide, widths.channels
     here, sums = slice(head * C * M, (head + 1) * C * M), slice(part * C * M, (part + 1) * C * M)
+    x, keep, gradient = inputs
     read_block(x, widths, head, first, block.x)
     read_block(gradient, widths, head, first, block.gradient)
+    drop(block.gradient, keep, widths, head, first, block.result)
     multiply_block(block.x, matrices.up[here], C, M, channels, block.activation)
     multiply_block(block.gradient, matrices.down_back[here], C, M, channels, block.wide_gradient)
     activate_with_gradient(block.activation, block.wide_gradient, TOKENS * M)
@@ -205,8 +218,8 @@ def differentiate_block(widths, matrices, block, head, first, x, gradient, into,
 
 
 @compiled
-def differentiate(items, widths, matrices, block, x, gradient, into):  # type: ignore[no-untyped-def]
-    """Gradients for items: into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C))."""
+def differentiate(items, widths, matrices, block, inputs, into):  # type: ignore[no-untyped-def]
+    """Gradients for items from inputs = (x, keep, gradient of y): into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C))."""
     size = widths.narrow * widths.wide
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
@@ -215,7 +228,7 @@ def differentiate(items, widths, matrices, block, x, gradient, into):  # type: i
         into[2][(part + first_head) * size : (part + last_head) * size] = 0.0
         for first in range(start, stop, TOKENS):
             for head in range(first_head, last_head):
-                differentiate_block(widths, matrices, block, head, first, x, gradient, into, part + head)
+                differentiate_block(widths, matrices, block, head, first, inputs, into, part + head)
 
 
 def chunk_count(widths: Widths) -> int:
@@ -234,16 +247,18 @@ def empty_block(widths: Widths, dtype: Any) -> Block:
     return Block(*(np.empty(count, dtype) for count in (narrow, narrow, narrow, wide, wide)))
 
 
-def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, out: Any) -> None:
+def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, out: Any) -> None:
     """y (N, H, C) from x (N, H, C)."""
     share_out(
-        lambda items: feed_forward(items, widths, matrices, empty_block(widths, x.dtype), x, out), item_count(widths)
+        lambda items: feed_forward(items, widths, matrices, empty_block(widths, x.dtype), x, keep, out),
+        item_count(widths),
     )
 
 
-def differentiate_all(widths: Widths, matrices: Matrices, x: Any, gradient: Any, into: tuple[Any, Any, Any]) -> None:
-    """Gradients of x and, in parts, of the weights."""
+def differentiate_all(widths: Widths, matrices: Matrices, inputs: tuple[Any, Any, Any], into: Any) -> None:
+    """Gradients of x and, in parts, of the weights, from (x, keep, gradient of y)."""
+    dtype = inputs[0].dtype
     share_out(
-        lambda items: differentiate(items, widths, matrices, empty_block(widths, x.dtype), x, gradient, into),
+        lambda items: differentiate(items, widths, matrices, empty_block(widths, dtype), inputs, into),
         item_count(widths),
     )

@@ -21,14 +21,17 @@ def feed_forward(
     up: Float[Tensor, "h wide c"],
     down: Float[Tensor, "h c wide"],
     *,
+    keep: Float[Tensor, "b v h c"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "b v h c"]:
-    """down_h gelu(up_h x_h) per head, with real matrices (block-expanded quaternion weights) and the exact GELU."""
+    """keep down_h gelu(up_h x_h) per head, with real matrices (block-expanded quaternion weights), the exact GELU and,
+    where given, the mask of inverted dropout."""
     if choose_backend(backend, x.device.type) == "numba_cpu":
         with torch.autocast("cpu", enabled=False):
-            return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype))
+            return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype), keep)
     hidden = F.gelu(torch.einsum("bvhc,hmc->bvhm", x, up))
-    return torch.einsum("bvhm,hcm->bvhc", hidden, down)
+    out = torch.einsum("bvhm,hcm->bvhc", hidden, down)
+    return out if keep is None else out * keep
 
 
 def tangent(

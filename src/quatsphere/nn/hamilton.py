@@ -53,13 +53,19 @@ class HamiltonFFN(nn.Module):
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
 
-    def forward(self, x: Float[Tensor, "b v h q 4"], post: HamiltonLinear | None = None) -> Float[Tensor, "b v h q 4"]:
-        """FFN(post(x)); `post` is linear, so its matrix is multiplied into the up projection, once per step.
+    def forward(
+        self,
+        x: Float[Tensor, "b v h q 4"],
+        post: HamiltonLinear | None = None,
+        keep: Float[Tensor, "b v d"] | None = None,
+    ) -> Float[Tensor, "b v h q 4"]:
+        """dropout(FFN(post(x))); `post` is linear, so its matrix is multiplied into the up projection, once per step.
 
-        GELU acts on every real component.
+        GELU acts on every real component; `keep` is the mask of the dropout.
         """
         up, down = block_expand(self.up.weight), block_expand(self.down.weight)
         if post is not None:
             up = up @ block_expand(post.weight)
         flat = rearrange(x, "b v h q c -> b v h (q c)")
-        return rearrange(feed_forward(flat, up, down, backend=self.backend), "b v h (q c) -> b v h q c", c=4)
+        mask = None if keep is None else keep.reshape(flat.shape)
+        return rearrange(feed_forward(flat, up, down, keep=mask, backend=self.backend), "b v h (q c) -> b v h q c", c=4)

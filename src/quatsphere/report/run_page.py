@@ -41,7 +41,13 @@ class Looks:
 
 def run_report(run: RunFiles, looks: Looks, links: Sequence[tuple[str, str]] = ()) -> Report:
     """The whole report of a run, finished or not."""
-    sections = [*_results(run, looks), *_looks(looks), *_training(looks), _diagnostics(run, looks)]
+    sections = [
+        *_predictions(looks),
+        *_results(run, looks),
+        *_way_in(looks),
+        *_training(looks),
+        _diagnostics(run, looks),
+    ]
     sections.append(
         Section("Settings", "Every setting; those that differ from the default are marked.", looks.settings)
     )
@@ -109,19 +115,22 @@ def _results(run: RunFiles, looks: Looks) -> Iterator[Section]:
     confusion = draw("Confusion", "Rows: what it is. Columns: what the model says. Number of test images.", matrix)
     yield Section(
         "Results",
-        "Test images, seen once, at the checkpoint with the best validation accuracy.",
+        "Test images, at the checkpoint with the best validation accuracy.",
         [Table("Accuracy by class", ("class", "accuracy", "images"), rows, folded=len(rows) > 20)],
         [*_pictures(looks, "Results"), confusion],
     )
 
 
-def _looks(looks: Looks) -> Iterator[Section]:
+def _predictions(looks: Looks) -> Iterator[Section]:
     if looks.missing:
         yield Section("Predictions", f"Left out: {looks.missing}")
     if looks.cards:
         text = "Test images, wrong answers first; beside each the patches that the first shell samples of it."
         plain = "Test images, wrong answers first."
         yield Section("Predictions", text if looks.cards[0].patches else plain, cards=looks.cards)
+
+
+def _way_in(looks: Looks) -> Iterator[Section]:
     if looks.samples:
         yield Section("What the model sees", "One test image on its way in.", pictures=looks.samples)
 

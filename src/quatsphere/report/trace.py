@@ -13,7 +13,7 @@ Fixed point keeps weights to 8e-6 and unit quaternions to 2e-5; everything that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,9 +109,3 @@ def parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:80]
         raise DataError(f"not the trace of a view ({where}: {reason}); make it again with 'quatsphere view'") from error
-
-
-def shape_facts(trace: Trace) -> Mapping[str, int]:
-    """How much there is to look at, for a line of text."""
-    count = sum(len(values) for name, values in trace.arrays.items() if name.startswith("positions."))
-    return {"vertices": count, "heads": trace.meta["heads"], "steps": len(trace.meta["steps"])}

@@ -17,6 +17,8 @@ from quatsphere.study.scales import TRAIN_IMAGES
 
 PROBED = 16
 """Images of the step that is timed where no cell has told its speed yet."""
+WORTH_A_PROBE = 10_000
+"""Images of a cell from which on its time is estimated before it starts."""
 
 
 def images_of(cell: Cell) -> int:
@@ -41,10 +43,10 @@ class Pace:
         self.speeds[variant] = self.speeds[f"model {model}"] = speed
 
     def measure(self, cells: Sequence[Cell]) -> None:
-        """Time one step of every model that nothing is known about."""
+        """Time one step of every model that nothing is known about; cells of seconds are not worth it."""
         for cell in cells:
             model = cell.config.model.name
-            if f"model {model}" not in self.speeds:
+            if f"model {model}" not in self.speeds and images_of(cell) >= WORTH_A_PROBE:
                 self.speeds[f"model {model}"] = probe_speed(cell.config)
 
     def seconds(self, cell: Cell) -> float | None:

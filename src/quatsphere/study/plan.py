@@ -109,7 +109,7 @@ def plan_cells(
 ) -> list[Cell]:
     """The cells of a plan, all rows at the first seed first; `seeds` replaces the plan's, `only` are globs of ids.
 
-    `settings` change the scale before a row changes its own fields.
+    `settings` change the scale before a row changes its own fields. Rows that change nothing here are left out.
     """
     wanted = [
         (position, index, row, seed)
@@ -123,7 +123,17 @@ def plan_cells(
     if not chosen:
         raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
     scale = SCALES[plan.scale]
-    return [Cell(*name, cell_config(scale, *name, data_root=data_root, settings=settings or {})) for name in chosen]
+
+    def config_of(dataset: str, row: str, seed: int) -> RunConfig:
+        return cell_config(scale, dataset, row, seed, data_root=data_root, settings=settings or {})
+
+    cells = [Cell(*name, config_of(*name)) for name in chosen]
+    return [c for c in cells if not is_idle(c, config_of(c.dataset, find_variant(c.variant).reference, c.seed))]
+
+
+def is_idle(cell: Cell, reference: RunConfig) -> bool:
+    """Whether a row changes nothing at this scale: what it removes is off already."""
+    return bool(find_variant(cell.variant).changes) and cell.config == reference
 
 
 def is_chosen(name: tuple[str, str, int], only: Sequence[str]) -> bool:

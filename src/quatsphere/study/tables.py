@@ -8,7 +8,7 @@ from typing import Any
 
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence
-from quatsphere.study.claims.rules import Value, difference
+from quatsphere.study.claims.rules import Contrast, Value, difference
 from quatsphere.study.statistics import contrast, mean
 from quatsphere.study.variants import VARIANTS
 
@@ -94,7 +94,6 @@ CROSSED = {
     },
 }
 """Contrasts beyond the paper's tables: question -> weights."""
-OURS = ("full", "attention", "flat", "resnet20")
 NONE = "-"
 
 
@@ -104,13 +103,25 @@ def paper_values() -> dict[tuple[str, str], float]:
     return {(rule.dataset, rule.row): rule.value for rule in rules if isinstance(rule, Value)}
 
 
+def paper_changes() -> dict[tuple[str, str], float]:
+    """(data set, row) -> the change against its reference that the paper prints, from the ledger."""
+    found = {}
+    for claim in CLAIMS:
+        quantity = getattr(claim.rule, "quantity", None)
+        if isinstance(quantity, Contrast) and quantity.metric == "test" and isinstance(claim.paper, float):
+            row = next(iter(quantity.weights))
+            if quantity.weights == difference(row, VARIANTS[row].reference):
+                found[quantity.dataset, row] = claim.paper
+    return found
+
+
 class Tables:
     """All tables of a set of finished cells."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.evidence = Evidence(records)
         self.claims = {claim["id"]: claim for claim in decide(CLAIMS, records)}
-        self.paper = paper_values()
+        self.paper, self.paper_change = paper_values(), paper_changes()
 
     def all(self) -> list[Table]:
         """In the order of the paper, then beyond it."""
@@ -219,11 +230,9 @@ class Tables:
 
     def quoted(self, row: str, dataset: str) -> str:
         """The paper's accuracy and change."""
-        value = self.paper.get((dataset, row))
-        if value is None:
-            return NONE
-        before = self.paper.get((dataset, VARIANTS[row].reference))
-        return f"{value:.1f}" if row == "full" or before is None else f"{value:.1f} ({value - before:+.1f})"
+        value, change = self.paper.get((dataset, row)), self.paper_change.get((dataset, row))
+        words = ([] if value is None else [f"{value:.1f}"]) + ([] if change is None else [f"({change:+.1f})"])
+        return " ".join(words) or NONE
 
     def parameters(self, row: str) -> str:
         """As the cells counted them."""

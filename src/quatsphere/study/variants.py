@@ -89,7 +89,7 @@ VARIANTS: dict[str, Variant] = {
     "flat_value_identity": Variant(
         "Flat W_V -> identity", {"model.layout": "plane", "model.value": "identity"}, "attention", "flat", NO_VALUE
     ),
-    "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", touch=Touch(whole=True)),
+    "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", "flat", Touch(whole=True)),
     # figure "routing-temperature probe"
     "beta_warm": Variant("beta starts at 5", {"model.beta_start": 5.0}, touch=Touch(restarts=CROSS_BETA)),
     "beta_frozen": Variant(

@@ -48,7 +48,7 @@ def beta_change(record: Record) -> float | None:
 
 def cross_steps(record: Record, steps: list[float]) -> list[float]:
     """The values of the cross-shell steps among those of all steps."""
-    return steps[1 : record["config"]["model.shells"]]
+    return steps[1 : record["config"].get("model.shells", 0)]
 
 
 def nearest_share(record: Record) -> float | None:
@@ -135,7 +135,7 @@ def _percent(share: float | None) -> float | None:
 
 def _shells(record: Record, steps: list[float]) -> list[float]:
     """Steps that reach a new shell: the first and the cross-shell ones."""
-    return steps[: record["config"]["model.shells"]]
+    return steps[: record["config"].get("model.shells", 0)]
 
 
 def _through_training(record: Record, name: str) -> list[float]:

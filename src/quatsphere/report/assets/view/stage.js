@@ -133,7 +133,7 @@ function pixelAt(image, y, x) {
 function drawHalf({ pen, lens, image, colours, target }, shell, near) {
   const own = shell.index === target;
   const painted = shell.index === 0 && near !== false && (own || flat);
-  const size = (painted ? 0.24 : own ? 0.46 : 0.3) * shell.spacing;
+  const size = own || flat ? (painted ? 0.24 : 0.46) * shell.spacing : Math.min(0.3 * shell.spacing, 0.09 * shell.radius);
   const normal = turn([0, 0, 1]);
   pen.globalAlpha = own ? (near === false ? 0.5 : 1) : near === false ? 0.75 : 0.3;
   for (let vertex = 0; vertex < shell.count; vertex++) {

@@ -1,0 +1,49 @@
+"""Time and memory of a training step as the layout grows, at fixed k and batch 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quatsphere.bench.memory import peak_mb
+from quatsphere.bench.step import TrainingStep
+from quatsphere.bench.timing import interleave, summary
+from quatsphere.errors import ConfigError
+
+SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
+"""Vertices in all shells; five shells hold 1, 1.5, 2, 2.5 and 3 tenths of them."""
+NEIGHBOURS = 16
+
+
+def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
+    """A QSV with so many vertices: seconds of a training step, and what the whole training adds to this process."""
+    if vertices < 10 * NEIGHBOURS:
+        raise ConfigError(f"scaling needs {10 * NEIGHBOURS} vertices or more, k of them on each shell: got {vertices}")
+    TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
+    steps: list[TrainingStep] = []
+
+    def start() -> None:
+        steps.append(TrainingStep("qsv", 1, dim=dim, base_vertices=vertices // 10, neighbours=NEIGHBOURS))
+        steps[0]()
+        steps[0].repulse()
+
+    peak = peak_mb(start)
+    model = steps[0].model
+    laps = summary(interleave({"step": steps[0]}, rounds)["step"])
+    return {
+        "vertices": sum(model.layout.vertex_counts),
+        "dim": dim,
+        "seconds": laps["best_ms"] / 1000,
+        "median_seconds": laps["median_ms"] / 1000,
+        "peak_mb": peak,
+    }
+
+
+def exponent(points: Sequence[Mapping[str, Any]], key: str) -> float:
+    """p of the least-squares fit key = c vertices^p; nan of a single size."""
+    x = [math.log(point["vertices"]) for point in points]
+    y = [math.log(point[key]) for point in points]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else math.nan

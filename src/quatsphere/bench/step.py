@@ -1,0 +1,118 @@
+"""Whole models: a training step as the trainer makes it, and inference, of QSV and of its matched baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from quatsphere.bench.timing import Pass
+from quatsphere.config import OptimConfig, TrainConfig
+from quatsphere.models import create_model
+from quatsphere.nn.dot_attention import AttentionStep, NeighbourAttention
+from quatsphere.optim import Optimisers, repel
+from quatsphere.train.losses import Auxiliary, cross_entropy, smooth_targets
+from quatsphere.train.soundness import first_not_finite
+
+TOTAL = 10_000
+"""Steps of the run that the measured step belongs to."""
+EAGER = ["qsv", "attention fused", "attention dense"]
+"""What is tried for each model in eager mode; every one of them also compiled (`--compile`), and in bf16."""
+
+
+class DenseAttention(nn.Module):
+    """A baseline's attention with torch's scaled_dot_product_attention instead of ours, the graph as a dense mask."""
+
+    mask: Tensor | None
+
+    def __init__(self, ours: NeighbourAttention) -> None:
+        super().__init__()
+        self.ours, self.heads = ours, ours.heads
+        self.register_buffer("mask", None, persistent=False)
+
+    def forward(self, target: Tensor, source: Tensor, graph: Any, keep: object, trace: object) -> Tensor:
+        """The same function; the mask is made once (the baseline's positions are frozen)."""
+        if self.mask is None:
+            shape = target.shape[1], source.shape[1]
+            self.mask = torch.zeros(shape, dtype=torch.bool).scatter_(1, graph.neighbours, True)
+        queries, keys, values = (
+            rearrange(x, "b v (h c) -> b h v c", h=self.heads)
+            for x in (self.ours.query(target), self.ours.key(source), self.ours.value(source))
+        )
+        aggregated = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.mask)
+        out: Tensor = self.ours.output(rearrange(aggregated, "b h v c -> b v (h c)"))
+        return out
+
+
+def build(variant: str, **overrides: Any) -> Any:
+    """The model of a variant: `qsv`, `attention fused`, `attention dense`; further words are how it is run."""
+    name, *how = variant.split()
+    model = create_model(name, **overrides)
+    if "dense" in how:
+        for module in model.modules():
+            if isinstance(module, AttentionStep):
+                module.attention = DenseAttention(module.attention)  # type: ignore[assignment]
+    return model
+
+
+def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
+    """Eager ones, then the same compiled, then all of them in bf16."""
+    names = EAGER + [f"{name} compiled" for name in EAGER if compiled]
+    return names + [f"{name} bf16" for name in names if bf16]
+
+
+class TrainingStep:
+    """Forward, losses, backward, check for broken numbers, both optimisers, graphs: `Trainer.train_step` on one batch
+    of random images. Repulsion is `repulse`, due every tenth step."""
+
+    def __init__(self, variant: str, batch: int, **overrides: Any) -> None:
+        self.model = model = build(variant, **overrides)
+        self.forward = torch.compile(model) if "compiled" in variant.split() else model
+        self.bf16 = "bf16" in variant.split()
+        roles, config = model.parameter_roles(), TrainConfig()
+        self.optimisers = Optimisers(dict(model.named_parameters()), roles, OptimConfig())
+        self.positions = [model.get_parameter(name) for name in roles["positions"]]
+        self.auxiliary = Auxiliary(model, roles, config)
+        self.auxiliary.remember()
+        size, classes = model.config.image_size, model.config.num_classes
+        self.images = torch.randn(batch, model.config.in_channels, size, size)
+        self.targets = smooth_targets(torch.arange(batch) % classes, classes, config.label_smoothing)
+        self.keys, self.step = torch.arange(batch), 0
+
+    def __call__(self) -> None:
+        self.optimisers.set_rates(self.step, TOTAL)
+        self.optimisers.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, self.bf16):
+            logits = self.forward(self.images, sample_keys=self.keys)
+        loss = cross_entropy(logits, self.targets, len(self.images)) + sum(self.auxiliary.terms().values())
+        loss.backward()
+        with record_function("bench::finite"):
+            named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+            assert first_not_finite([("loss", loss), *named]) is None
+        self.optimisers.step()
+        with record_function("bench::graph"):
+            self.model.constrain()
+        self.step += 1
+
+    def repulse(self) -> None:
+        """The repulsion of a step on which it is due, with the graphs it moves."""
+        repel(self.positions, 0, TOTAL, OptimConfig())
+        self.model.constrain()
+
+
+def inference(variant: str, batch: int, **overrides: Any) -> Pass:
+    """Logits of a batch in eval mode, without gradients."""
+    model = build(variant, **overrides).eval()
+    forward = torch.compile(model) if "compiled" in variant.split() else model
+    images = torch.randn(batch, model.config.in_channels, model.config.image_size, model.config.image_size)
+
+    def run() -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, "bf16" in variant.split()):
+            logits: Tensor = forward(images)
+            return logits
+
+    return run

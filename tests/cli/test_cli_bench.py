@@ -1,0 +1,61 @@
+"""quatsphere bench: what it prints, saves and refuses; sizes of seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quatsphere.bench import kernel, machine, measure
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hamilton block alone: its contenders take milliseconds."""
+    chosen = {name: make for name, make in kernel.contenders().items() if name.startswith("Hamilton")}
+    monkeypatch.setattr(kernel, "contenders", lambda: chosen)
+    monkeypatch.setattr(machine, "SIDE", 64)
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_figures_are_printed_saved_and_compared(command: Command) -> None:
+    words = ["bench", "kernel", "--batch", "1", "--rounds", "1", "--no-memory"]
+    first = command(*words, "--json", "before.json")
+    assert first.code == 0, first.err
+    record = json.loads(Path("before.json").read_text())
+    assert record["format"] == measure.FORMAT
+    assert set(record) == {"format", "machine", "settings", "kernel", "goals"}
+    assert {"processor", "threads", "versions", "backend", "backend_reason"} <= set(record["machine"])
+    for row in record["kernel"]:
+        assert row["variant"] in first.out
+        assert 0 < row["best_ms"] <= row["median_ms"]
+    second = command(*words, "--compare", "before.json")
+    assert second.code == 0, second.err
+    assert "before and after" in second.out
+    assert second.out.count("kernel Hamilton: ") == len(record["kernel"])
+
+
+@pytest.mark.slow
+def test_scaling_is_drawn(command: Command) -> None:
+    words = ["--vertices", "320", "640", "--dim", "64", "--rounds", "1", "--threads", "1"]
+    ended = command("bench", "scaling", *words, "--json", "s.json", "--picture", "s.svg")
+    assert ended.code == 0, ended.err
+    points = json.loads(Path("s.json").read_text())["scaling"]
+    assert [point["vertices"] for point in points] == [320, 640]
+    assert all(point["seconds"] > 0 and point["peak_mb"] >= 0 for point in points)
+    assert "time ~ V^" in ended.out
+    assert Path("s.svg").read_text().lstrip().startswith("<?xml")
+    assert command("figures", "--bench", "s.json", "-o", "drawn").code == 0
+
+
+def test_mistakes_are_one_line(fails: Callable[..., str]) -> None:
+    fails(2, "invalid choice: 'speed'", "bench", "speed")
+    fails(2, "--rounds: must be a whole number >= 1: got '0'", "bench", "kernel", "--rounds", "0")
+    fails(2, "no saved figures in nowhere.json", "bench", "kernel", "--compare", "nowhere.json")
+    Path("other.json").write_text("[]")
+    fails(4, "no JSON object", "bench", "kernel", "--compare", "other.json")
