@@ -57,5 +57,8 @@ def test_mistakes_are_one_line(fails: Callable[..., str]) -> None:
     fails(2, "invalid choice: 'speed'", "bench", "speed")
     fails(2, "--rounds: must be a whole number >= 1: got '0'", "bench", "kernel", "--rounds", "0")
     fails(2, "no saved figures in nowhere.json", "bench", "kernel", "--compare", "nowhere.json")
+    fails(2, "no folder 'far' for far/a.json", "bench", "--json", "far/a.json")
+    fails(2, "160 vertices or more.*got 50", "bench", "scaling", "--vertices", "1280", "50")
+    fails(2, r"dim must equal 4 \* heads", "bench", "scaling", "--dim", "100")
     Path("other.json").write_text("[]")
     fails(4, "no JSON object", "bench", "kernel", "--compare", "other.json")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quatsphere.cli.study import parse_settings
 from quatsphere.study.results import Results
 
 sys.path.append(str(Path(__file__).parent.parent / "study"))
@@ -38,6 +39,14 @@ def test_plans_are_listed_with_their_size(command: Command) -> None:
     assert "99 cells" in lines[1]
     cells = command("study", "plans", "smoke").out.split()
     assert cells[0] == "digits.full.s1"
+
+
+def test_a_plan_is_checked_row_by_row(command: Command) -> None:
+    lines = command("study", "check", "smoke").out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"digits.{row}" for row in ("full", "transport_identity", "routing_uniform", "both_off", "attention")
+    ]
+    assert all(line.endswith("only its target changes") for line in lines)
 
 
 def test_claims_as_json_and_as_a_table(command: Command, folder: str) -> None:
@@ -110,6 +119,17 @@ def test_status(command: Command, folder: str) -> None:
 def test_mistakes(words: tuple[str, ...], code: int, message: str, fails: Command) -> None:
     fails(code, message, *words)
     assert not Path("x").exists()
+
+
+def test_settings_are_numbers_words_or_nothing() -> None:
+    words = ["optim.peak_lr=4e-3", "train.epochs=2", "model.zero_init=false", "data.train_limit=none", "data.name=idx"]
+    assert parse_settings(words) == {
+        "optim.peak_lr": 0.004,
+        "train.epochs": 2,
+        "model.zero_init": False,
+        "data.train_limit": None,
+        "data.name": "idx",
+    }
 
 
 def test_an_unknown_table_is_named(folder: str, fails: Command) -> None:

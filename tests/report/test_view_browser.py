@@ -231,8 +231,21 @@ def slider_times(page: Any) -> list[float]:
 
 @pytest.mark.slow
 def test_the_default_size_is_fast(make_view: Callable[..., View], visit: Callable[..., Any]) -> None:
-    """Ready within 3 s, a slider within 100 ms at its best of three: other work on the machine is not the page's."""
+    """Ready within 3 s, a slider within 100 ms of the page's own processor time: other work is not the page's."""
     page = visit(make_view("paper")[0])
-    assert float(page.get_attribute("html", "data-ready")) < 3000
-    best = np.min([slider_times(page) for _ in range(3)], axis=0)
-    assert np.median(best) < 100
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    spent = lambda: next(  # noqa: E731
+        metric["value"]
+        for metric in session.send("Performance.getMetrics")["metrics"]
+        if metric["name"] == "TaskDuration"
+    )
+    page.reload()
+    begun = spent()
+    assert begun < 3
+    times = slider_times(page)
+    each = 1000 * (spent() - begun) / len(times)
+    print(
+        f"ready after {1000 * begun:.0f} ms, a slider {each:.0f} ms, of processor time; {np.median(times):.0f} by clock"
+    )
+    assert each < 100

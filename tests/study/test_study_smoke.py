@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -51,14 +52,15 @@ def start(folder: Path, worker: tuple[str, ...] = launch.WORKER, *words: str) ->
     code = 99
     try:
         log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
         os.dup2(log, 2)
+        sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         launch.WORKER = worker
         code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2", *words])
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 

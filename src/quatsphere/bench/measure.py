@@ -131,6 +131,8 @@ def measure_scaling(settings: Settings, say: Callable[[str], None]) -> Rows:
     """One training step of QSV at several sizes, each in a process of its own."""
     rows = []
     for vertices in settings.vertices:
+        scaling.settings_of(vertices, settings.dim)
+    for vertices in settings.vertices:
         say(f"measuring scaling: {vertices:,} vertices")
         request = {"subject": "scaling", "vertices": vertices, "dim": settings.dim, "rounds": min(5, settings.rounds)}
         rows.append(alone.ask(request | {"threads": torch.get_num_threads()}))

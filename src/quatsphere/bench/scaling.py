@@ -10,21 +10,30 @@ from quatsphere.bench.memory import peak_mb
 from quatsphere.bench.step import TrainingStep
 from quatsphere.bench.timing import interleave, summary
 from quatsphere.errors import ConfigError
+from quatsphere.models.registry import model_config
 
 SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
 """Vertices in all shells; five shells hold 1, 1.5, 2, 2.5 and 3 tenths of them."""
 NEIGHBOURS = 16
 
 
-def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
-    """A QSV with so many vertices: seconds of a training step, and what the whole training adds to this process."""
+def settings_of(vertices: int, dim: int) -> dict[str, int]:
+    """The seams of a QSV with so many vertices in all shells, checked."""
     if vertices < 10 * NEIGHBOURS:
         raise ConfigError(f"scaling needs {10 * NEIGHBOURS} vertices or more, k of them on each shell: got {vertices}")
+    settings = {"dim": dim, "base_vertices": vertices // 10, "neighbours": NEIGHBOURS}
+    model_config("qsv", **settings)
+    return settings
+
+
+def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
+    """A QSV with so many vertices: seconds of a training step, and what the whole training adds to this process."""
+    settings = settings_of(vertices, dim)
     TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
     steps: list[TrainingStep] = []
 
     def start() -> None:
-        steps.append(TrainingStep("qsv", 1, dim=dim, base_vertices=vertices // 10, neighbours=NEIGHBOURS))
+        steps.append(TrainingStep("qsv", 1, **settings))
         steps[0]()
         steps[0].repulse()
 

@@ -31,6 +31,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension of scaling [256]")
     parser.add_argument("--picture", metavar="FILE", help="draw the scaling (SVG, PDF or PNG)")
     asked = parser.parse_args(words)
+    for path in filter(None, (asked.json, asked.picture)):
+        if not Path(path).parent.is_dir():
+            raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; make it or use another")
     before = read(asked.compare) if asked.compare else None
     record = measure(asked)
     from quatsphere.cli.bench_looks import show, show_comparison

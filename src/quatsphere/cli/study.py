@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import yaml
-from rich.console import Console
-from rich.table import Table
-
 from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.study_shows import measure_cells, show_claims, show_status, show_tables, write_document
 from quatsphere.errors import ConfigError, QuatsphereError
 
 EPILOG = """\
@@ -34,7 +31,7 @@ def run(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
-    for add in (_add_plans, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document):
+    for add in (_add_plans, _add_check, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document):
         add(actions)
     asked = parser.parse_args(words)
     act: Callable[[argparse.Namespace], int] = asked.act
@@ -55,6 +52,15 @@ def _add_results(parser: Options) -> None:
 def _add_plans(actions: Any) -> None:
     parser = _action(actions, "plans", "list the plans, or the cells of one", list_plans)
     parser.add_argument("plan", nargs="?", metavar="PLAN", help="a plan whose cells are listed")
+
+
+def _add_check(actions: Any) -> None:
+    text = "check that every row of a plan changes its target and nothing else"
+    parser = _action(actions, "check", text, check_plan)
+    parser.add_argument("plan", metavar="PLAN", help="see 'study plans'")
+    parser.add_argument(
+        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
+    )
 
 
 def _add_run(actions: Any) -> None:
@@ -129,6 +135,21 @@ def list_plans(asked: argparse.Namespace) -> int:
     return 0
 
 
+def check_plan(asked: argparse.Namespace) -> int:
+    """Settings, parameters, initial weights and batches of every row against those of its reference."""
+    from quatsphere.study.isolation import check_cells
+    from quatsphere.study.plan import plan_cells, reference_of
+
+    plan = find_plan(asked.plan)
+    found = check_cells(plan_cells(plan, data_root=asked.data_root), lambda cell: reference_of(cell, plan))
+    for row, differences in found.items():
+        print(f"{row}: {'; '.join(differences) or 'only its target changes'}")
+    wrong = [row for row, differences in found.items() if differences]
+    if wrong:
+        raise ConfigError(f"{len(wrong)} rows change more than they declare, first {wrong[0]}; see study/variants.py")
+    return 0
+
+
 def find_plan(name: str) -> Any:
     """A plan by name."""
     from quatsphere.study.plan import PLANS
@@ -143,7 +164,16 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     pairs = [word.partition("=") for word in words]
     if not all(equals for _, equals, _ in pairs):
         raise ConfigError("--set takes GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'")
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {key: _plain(value) for key, _, value in pairs}
+
+
+def _plain(word: str) -> Any:
+    """A number, true, false or none where the word is one; else the word."""
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return None if word.lower() == "none" else word
+    return word if isinstance(value, list | dict | str) else value
 
 
 def run_plan(asked: argparse.Namespace) -> int:
@@ -167,11 +197,9 @@ def run_plan(asked: argparse.Namespace) -> int:
     launcher = make_launcher(asked.launcher, asked.jobs or default_jobs(cells[0].config.train.threads))
     pace = Pace(results.finished())
     pace.measure(todo)
-    jobs, time = launcher.jobs, spell_seconds(pace.left(todo, launcher.jobs))
-    print(
-        f"{len(cells)} cells, {len(cells) - len(todo)} finished before; about {time} with {jobs} side by side",
-        flush=True,
-    )
+    jobs, seconds = launcher.jobs, pace.left(todo, launcher.jobs)
+    time = "" if seconds is None else f", about {spell_seconds(seconds)}"
+    print(f"{len(cells)} cells, {len(cells) - len(todo)} finished before{time}; {jobs} side by side", flush=True)
     with sigterm_interrupts(), Board(todo, jobs, pace) as board:
         summary = run_cells(asked.plan, cells, results, launcher, board, keep_weights=asked.keep_weights)
     print(f"{summary.finished} cells finished now, {summary.skipped} before, {len(summary.failed)} failed")
@@ -214,93 +242,3 @@ def make_launcher(name: str, jobs: int) -> Any:
     from quatsphere.study.launch import LocalLauncher
 
     return LocalLauncher(jobs, torch.cuda.device_count())
-
-
-def show_status(asked: argparse.Namespace) -> int:
-    """Finished and missing cells of every plan that was started here."""
-    from quatsphere.study.results import Results
-    from quatsphere.study.status import status
-
-    facts = status(Results(asked.results))
-    if asked.json:
-        print(json.dumps(facts))
-        return 0
-    table = Table(title=f"{asked.results}", title_justify="left")
-    for column in ("plan", "cells", "finished", "diverged", "begun", "missing"):
-        table.add_column(column, justify="left" if column == "plan" else "right")
-    for plan, counts in facts["plans"].items():
-        table.add_row(plan, *(str(len(counts[key])) for key in ("cells", "finished", "diverged", "begun", "missing")))
-    Console().print(table)
-    for cell, epochs in facts["begun"].items():
-        print(f"{cell}: {epochs} epochs so far")
-    return 0
-
-
-def measure_cells(asked: argparse.Namespace) -> int:
-    """Fill in what a cell's own process could not measure, from the weights that were kept."""
-    from quatsphere.study.measure import fill_in
-    from quatsphere.study.results import Results
-
-    done, left = fill_in(Results(asked.results), asked.data_root, again=asked.again, say=print)
-    print(f"{done} cells measured, {left} without weights")
-    return 0
-
-
-def show_tables(asked: argparse.Namespace) -> int:
-    """Every table, or one."""
-    from quatsphere.study.render import FORMATS
-    from quatsphere.study.tables import Tables
-
-    found = {table.name: table for table in Tables(_records(asked.results)).all()}
-    if asked.table is not None and asked.table not in found:
-        raise ConfigError(f"unknown table {asked.table!r}; choose one of {', '.join(found)}")
-    chosen = list(found.values()) if asked.table is None else [found[asked.table]]
-    if asked.json:
-        print(json.dumps([{"name": t.name, "title": t.title, "head": t.head, "rows": t.rows} for t in chosen]))
-    else:
-        print("\n".join(FORMATS[asked.format](table) for table in chosen), end="")
-    return 0
-
-
-def show_claims(asked: argparse.Namespace) -> int:
-    """Every claim with its verdict."""
-    from quatsphere.files.atomic import finite
-    from quatsphere.study.claims import CLAIMS, decide
-    from quatsphere.study.document import spell_number, spell_ours
-    from quatsphere.study.tables import spell_verdict
-
-    found = decide(CLAIMS, _records(asked.results))
-    if asked.json:
-        print(json.dumps(finite(found)))
-        return 0
-    table = Table(title=f"{asked.results}: {len(found)} claims", title_justify="left")
-    for column in ("claim", "paper", "ours", "n", "verdict"):
-        table.add_column(column)
-    for claim in found:
-        row = (claim["id"], spell_number(claim["paper"]), spell_ours(claim), str(claim["n"]), spell_verdict(claim))
-        table.add_row(*row)
-    Console().print(table)
-    return 0
-
-
-def write_document(asked: argparse.Namespace) -> int:
-    """The page of results."""
-    from pathlib import Path
-
-    from quatsphere.files.atomic import write_text
-    from quatsphere.study.document import document
-    from quatsphere.study.results import Results
-
-    results = Results(asked.results)
-    results.require()
-    write_text(Path(asked.output), document(results))
-    print(asked.output)
-    return 0
-
-
-def _records(folder: str) -> list[dict[str, Any]]:
-    from quatsphere.study.results import Results
-
-    results = Results(folder)
-    results.require()
-    return results.finished()

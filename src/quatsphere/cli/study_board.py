@@ -61,7 +61,8 @@ class Board(Watcher):
     def summary(self) -> str:
         """`12 of 99, 1 failed, about 3 h 2 min left`."""
         failed = f", {self.failed} failed" if self.failed else ""
-        left = f", about {spell_seconds(self.seconds_left())} left" if self.waiting else ""
+        seconds = self.seconds_left()
+        left = "" if seconds is None else f", about {spell_seconds(seconds)} left"
         return f"{self.total - len(self.waiting)} of {self.total}{failed}{left}"
 
     def seconds_left(self) -> float | None:

@@ -34,6 +34,7 @@ def inner(function: Callable[..., Any]) -> Any:
         "no_cfunc_wrapper": True,
         "error_model": "numpy",
         "_nrt": False,
+        "forceinline": True,
     }
     return njit(**options)(inspect.unwrap(function))
 
@@ -242,14 +243,23 @@ def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count:
     vector = Vector(array.dtype)
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        rows = []
-        last = builder.sub(args[3], ir.Constant(args[3].type, 1))
-        for number in range(LANES):
-            row = ir.Constant(args[3].type, number)
-            row = builder.select(builder.icmp_signed("<", row, last), row, last)
-            at = builder.add(args[1], builder.mul(row, args[2]))
-            rows.append(_read(builder, _address(context, builder, array, args[0], at), array.dtype, 4))
-        both = [builder.shuffle_vector(rows[i], rows[i + 4], _mask(list(range(8)))) for i in range(4)]
+        integer, four = args[3].type, _register(array.dtype, 4)
+        rows = [cgutils.alloca_once(builder, four) for _ in range(LANES)]
+
+        def read(numbers: list[Any]) -> None:
+            for place, number in zip(rows, numbers, strict=True):
+                at = builder.add(args[1], builder.mul(number, args[2]))
+                builder.store(_read(builder, _address(context, builder, array, args[0], at), array.dtype, 4), place)
+
+        numbers = [ir.Constant(integer, number) for number in range(LANES)]
+        with builder.if_else(_is_full(builder, args[3]), likely=True) as (full, partial):
+            with full:
+                read(numbers)
+            with partial:
+                last = builder.sub(args[3], ir.Constant(integer, 1))
+                read([builder.select(builder.icmp_signed("<", number, last), number, last) for number in numbers])
+        found = [builder.load(place) for place in rows]
+        both = [builder.shuffle_vector(found[i], found[i + 4], _mask(list(range(8)))) for i in range(4)]
         return context.make_tuple(builder, sig.return_type, _transpose(builder, both))
 
     return types.UniTuple(vector, 4)(array, types.intp, types.intp, types.intp), code
@@ -261,17 +271,31 @@ def store_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         both = _transpose(builder, cgutils.unpack_tuple(builder, args[4], 4))
-        for number in range(LANES):
+
+        def write(number: int) -> None:
             half = [0, 1, 2, 3] if number < 4 else [4, 5, 6, 7]
             row = builder.shuffle_vector(both[number % 4], both[number % 4], _mask(half))
-            with builder.if_then(builder.icmp_signed("<", ir.Constant(args[3].type, number), args[3]), likely=True):
-                at = builder.add(args[1], builder.mul(ir.Constant(args[1].type, number), args[2]))
-                address = _address(context, builder, array, args[0], at)
-                where = builder.bitcast(address, _register(array.dtype, 4).as_pointer())
-                builder.store(row, where, align=FLOATS[array.dtype][1])
+            at = builder.add(args[1], builder.mul(ir.Constant(args[1].type, number), args[2]))
+            address = _address(context, builder, array, args[0], at)
+            where = builder.bitcast(address, _register(array.dtype, 4).as_pointer())
+            builder.store(row, where, align=FLOATS[array.dtype][1])
+
+        with builder.if_else(_is_full(builder, args[3]), likely=True) as (full, partial):
+            with full:
+                for number in range(LANES):
+                    write(number)
+            with partial:
+                for number in range(LANES):
+                    with builder.if_then(builder.icmp_signed("<", ir.Constant(args[3].type, number), args[3])):
+                        write(number)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp, types.intp, quaternions), code
+
+
+def _is_full(builder: Any, count: Any) -> Any:
+    """Whether all eight lanes are meant: the common case, without a test per lane."""
+    return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
 def _pick(builder: Any, three: list[Any], order: list[int]) -> Any:

@@ -85,7 +85,7 @@ def _setting(records: Sequence[Mapping[str, Any]]) -> list[str]:
         full = next((record["config"] for record in cells if record["variant"] == "full"), cells[0]["config"])
         lines.append(f"- `{dataset}`: {len(cells)} cells; {_size(full)}; fingerprint {_each(cells, 'fingerprint', 12)}")
     lines += [
-        f"- commit {_each(records, 'commit', 12)}; {_versions(records)}; {_each(records, 'processor')}",
+        f"- commit {_commits(records)}; {_versions(records)}; {_each(records, 'processor')}",
         f"- {sum(record.get('seconds', 0) for record in records) / 3600:.1f} hours of training in all",
         "",
     ]
@@ -104,6 +104,12 @@ def _size(config: Mapping[str, Any]) -> str:
 def _each(records: Sequence[Mapping[str, Any]], key: str, length: int | None = None) -> str:
     found = dict.fromkeys(str(record.get(key))[:length] for record in records if record.get(key))
     return ", ".join(found)
+
+
+def _commits(records: Sequence[Mapping[str, Any]]) -> str:
+    """Short hashes; `+changes` stays visible."""
+    whole = [str(record["commit"]) for record in records if record.get("commit")]
+    return ", ".join(dict.fromkeys(text[:12] + text[40:] for text in whole)) or "unknown"
 
 
 def _versions(records: Sequence[Mapping[str, Any]]) -> str:

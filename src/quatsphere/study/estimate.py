@@ -80,10 +80,8 @@ def probe_speed(config: RunConfig) -> float:
     return PROBED / seconds
 
 
-def spell_seconds(seconds: float | None) -> str:
+def spell_seconds(seconds: float) -> str:
     """Time for people."""
-    if seconds is None:
-        return "unknown time"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 1:
         return f"{rest} s"

@@ -7,7 +7,7 @@ initial values but for what the row declares (`Touch`), and the same data order,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -17,14 +17,26 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.models import Model, build_model
 from quatsphere.study.plan import Cell, flat_settings
-from quatsphere.study.variants import Touch, Variant
+from quatsphere.study.variants import Touch, Variant, find_variant
 from quatsphere.train.batches import Batches
-from quatsphere.train.prepare import fit_to_data
+from quatsphere.train.prepare import fit_to_data, load_data
 
 BY_MODEL = ("model.", "train.patience", "train.compile")
 """Settings that another model brings with it: its own fields, and that baselines run the full horizon."""
 LOOKED_AT = ((0, 0), (0, 1), (1, 0))
 """(epoch, step) of the batches whose content is compared."""
+
+
+def check_cells(cells: Sequence[Cell], references: Callable[[Cell], Cell]) -> dict[str, list[str]]:
+    """row on data set -> what it changes beyond its declaration, for the first cell of every row."""
+    first = {(cell.dataset, cell.variant): cell for cell in reversed(cells)}
+    datasets = {name: load_data(cell.config.data, lambda message: None) for (name, _), cell in first.items()}
+    return {
+        f"{cell.dataset}.{cell.variant}": find_differences(
+            cell, references(cell), find_variant(cell.variant), datasets[cell.dataset]
+        )
+        for cell in sorted(first.values(), key=cells.index)
+    }
 
 
 def find_differences(cell: Cell, reference: Cell, variant: Variant, dataset: Dataset) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -124,11 +124,19 @@ def plan_cells(
         raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
     scale = SCALES[plan.scale]
 
+    @functools.cache
     def config_of(dataset: str, row: str, seed: int) -> RunConfig:
         return cell_config(scale, dataset, row, seed, data_root=data_root, settings=settings or {})
 
     cells = [Cell(*name, config_of(*name)) for name in chosen]
     return [c for c in cells if not is_idle(c, config_of(c.dataset, find_variant(c.variant).reference, c.seed))]
+
+
+def reference_of(cell: Cell, plan: Plan, settings: Mapping[str, Any] | None = None) -> Cell:
+    """The cell that a cell is compared with: same data, same seed."""
+    row = find_variant(cell.variant).reference
+    config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=settings or {})
+    return Cell(cell.dataset, row, cell.seed, replace(config, data=replace(config.data, root=cell.config.data.root)))
 
 
 def is_idle(cell: Cell, reference: RunConfig) -> bool:
@@ -147,26 +155,30 @@ def cell_config(
 ) -> RunConfig:
     """A row's configuration: the scale's preset for its model, data set and schedule, then what the row changes."""
     variant = find_variant(row)
-    base = base_settings(scale, dataset, variant.model, settings)
-    qsv = full_model(scale, dataset, frozenset(settings.items()))
-    if variant.model == "attention":
-        base["model.budget"] = parameter_count(qsv)
+    changed = frozenset(settings.items())
+    base = base_settings(scale, dataset, variant.model, changed)
+    qsv = full_model(scale, dataset, changed)
+    matched = {"model.budget": parameter_count(qsv)} if variant.model == "attention" else {}
     changes = {key: settle(key, value, base, qsv) for key, value in variant.changes.items()}
-    return make_config({**base, **changes, "train.seed": seed, "data.root": place_of(dataset, data_root)})
+    place = place_of(dataset, data_root)
+    return make_config({**base, **matched, **changes, "train.seed": seed, "data.root": place})
 
 
-def base_settings(scale: Scale, dataset: str, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting of a model at a scale on a data set, before any row changes one: `group.field` -> value."""
-    preset = {f"{group}.{name}": value for group, part in scale.presets[model].items() for name, value in part.items()}
-    given = {**preset, **scale.settings, **scale.datasets[dataset], **settings}
-    whole = flat_settings(make_config({**given, "model.name": model}, lenient=True))
-    return {**whole, "model.name": model}
+Settings = frozenset[tuple[str, Any]]
 
 
 @functools.cache
-def full_model(scale: Scale, dataset: str, settings: frozenset[tuple[str, Any]]) -> QSVConfig:
+def base_settings(scale: Scale, dataset: str, model: str, settings: Settings = frozenset()) -> Mapping[str, Any]:
+    """Every setting of a model at a scale on a data set, before any row changes one: `group.field` -> value."""
+    preset = {f"{group}.{name}": value for group, part in scale.presets[model].items() for name, value in part.items()}
+    given = {**preset, **scale.settings, **scale.datasets[dataset], **dict(settings)}
+    return flat_settings(make_config({**given, "model.name": model}, lenient=True))
+
+
+@functools.cache
+def full_model(scale: Scale, dataset: str, settings: Settings) -> QSVConfig:
     """The full QSV of a scale and data set: the model whose parameters are the baselines' budget."""
-    config = make_config(base_settings(scale, dataset, "qsv", dict(settings))).model
+    config = make_config(base_settings(scale, dataset, "qsv", settings)).model
     assert isinstance(config, QSVConfig)
     return config
 

@@ -95,6 +95,7 @@ def bound_limits() -> tuple[float, float]:
     return limits[0], limits[1]
 
 
+@functools.cache
 def start_perturbation() -> float:
     """Largest angle in radians between the field of the first step and its base, on noise, before training."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -103,6 +104,7 @@ def start_perturbation() -> float:
     return float(quaternion.distance(trace["field"][0], qsv().fields[0].base.detach()).max())
 
 
+@functools.cache
 def metrics_agree() -> float:
     """Least share of targets of all cross-shell graphs for which Euclidean and angular neighbours are the same set."""
     shells = [shell.positions.detach() for shell in qsv().layout.shells]
@@ -113,6 +115,7 @@ def metrics_agree() -> float:
     return min(shares)
 
 
+@functools.cache
 def score_is_half_angle() -> float:
     """Largest |Re(q_i* q_j) - cos(θ/2)| over random pairs, θ from the rotation matrix of r."""
     generator = torch.Generator().manual_seed(0)
@@ -124,6 +127,7 @@ def score_is_half_angle() -> float:
     return float((relative[..., 0].abs() - half).abs().max())
 
 
+@functools.cache
 def rotated_share() -> float:
     """Share of the feature dimensions that the sandwich product turns: those with a changed value."""
     generator = torch.Generator().manual_seed(0)

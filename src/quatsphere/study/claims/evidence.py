@@ -150,6 +150,7 @@ class Evidence:
         everything = list(records)
         self.records = [record for record in everything if record["status"] == "finished"]
         self.diverged = [record for record in everything if record["status"] == "diverged"]
+        self._samples: dict[tuple[str, str], Samples] = {}
 
     def dataset(self, claimed: str) -> str:
         """The data set that stands for the claimed one here."""
@@ -162,9 +163,13 @@ class Evidence:
         return {r["seed"]: r for r in self.records if r["dataset"] == name and r["variant"] == row}
 
     def samples(self, dataset: str, metric: str) -> Samples:
-        """row -> seed -> value, of all rows: what the pooled variance rests on."""
+        """row -> seed -> value, of all rows: what the pooled variance rests on; computed once."""
+        if (dataset, metric) not in self._samples:
+            self._samples[dataset, metric] = self._gather(self.dataset(dataset), metric)
+        return self._samples[dataset, metric]
+
+    def _gather(self, name: str, metric: str) -> Samples:
         found: dict[str, dict[int, float]] = {}
-        name = self.dataset(dataset)
         for record in self.records:
             value = METRICS[metric](record) if record["dataset"] == name else None
             if value is not None:

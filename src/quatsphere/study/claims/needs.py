@@ -28,7 +28,7 @@ class PaperSize:
 
     def missing(self, evidence: Evidence) -> str:
         """Whether one of the settings that make up the size differs."""
-        paper = base_settings(SCALES["paper"], self.dataset, find_variant(self.row).model, {})
+        paper = base_settings(SCALES["paper"], self.dataset, find_variant(self.row).model)
         settings = [record["config"] for record in evidence.of(self.dataset, self.row).values()]
         same = all(each.get(key) == paper.get(key) for each in settings for key in SIZE)
         return "" if settings and same and evidence.dataset(self.dataset) == self.dataset else "needs the paper's size"

@@ -1,7 +1,7 @@
 // Colour scales: viridis for amounts, blue to orange for what may have either sign; both safe for all eyes.
 const VIRIDIS = ['440154', '482475', '414487', '355f8d', '2a788e', '21918c', '22a884', '44bf70', '7ad151', 'bddf26',
   'fde725'];
-const BLUE_ORANGE = ['08407e', '3a82bd', '9ecae1', 'ededed', 'fdc28a', 'e6772d', '8c3a00'];
+const BLUE_ORANGE = ['1461ad', '4a94d0', '93bcdc', 'c4c4c4', 'efb57f', 'e27a2e', 'b34a00'];
 const AXES = ['#d55e00', '#009e73', '#56b4e9'];
 const CHANNELS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7'];
 
@@ -60,7 +60,7 @@ function valuesOn(quantity, state, image, shell) {
   return Array.from({ length: shell.count }, (_, vertex) => quantity.value({ ...state, image, shell: shell.index, vertex }));
 }
 
-// Smallest and largest value over both images and every shell shown: one scale, so that the images can be compared.
+// Smallest and largest value on the target shell over both images: one scale, so that the images can be compared.
 function rangeOf(quantity, values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -88,8 +88,8 @@ function paintShells(state, shown) {
     return { colours, range: null };
   }
   const values = images.map((image) => shown.map((shell) => valuesOn(quantity, state, image, shell)));
-  const range = rangeOf(quantity, values.flat(2));
-  const paint = (value) => (value === null ? null : ramp(quantity.scale, (value - range[0]) / (range[1] - range[0])));
+  const range = rangeOf(quantity, values.flatMap((byShell) => byShell[shown.length - 1]));
+  const paint = (value) => (value === null || !range ? null : ramp(quantity.scale, (value - range[0]) / (range[1] - range[0])));
   for (const image of images) shown.forEach((shell, place) => { colours[image][shell.index] = values[image][place].map(paint); });
   return { colours, range };
 }

@@ -71,8 +71,9 @@ function writeFrames(state) {
 // The ends of the colour scale and what the colours mean.
 function writeLegend(state, range) {
   const quantity = QUANTITIES[state.quantity];
-  byId('meaning').textContent = quantity.meaning;
   const shown = range !== null;
+  const scale = shown ? ` Scale of shell ${meta.steps[state.step].target + 1}.` : '';
+  byId('meaning').textContent = quantity.meaning + scale;
   byId('scale').classList.toggle('unused', !shown);
   if (!shown) return;
   byId('low').textContent = range[0].toPrecision(3);
