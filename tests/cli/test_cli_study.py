@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_results import PAPER, make_row, make_rows
 
 from quatsphere.cli.study import parse_settings
 from quatsphere.study.results import Results
-
-sys.path.append(str(Path(__file__).parent.parent / "study"))
-from made_up import PAPER, make_row, make_rows
 
 Command = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import PAPER, make_row, make_rows
+from made_up_results import PAPER, make_row, make_rows
 
 from quatsphere.study.claims import CLAIMS, STATIC, TRAINED, Claim, decide
 from quatsphere.study.claims.evidence import METRICS, Evidence, decay_sum, roughness

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 import pytest
-from made_up import make_row
+from made_up_results import make_row
 from rich.console import Console
 
 from quatsphere.cli.study_board import Board

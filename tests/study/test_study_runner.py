@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_row
+from made_up_results import make_row
 
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.study.launch import LocalLauncher, Outcome, Watcher

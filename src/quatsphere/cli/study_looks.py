@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.figure_data import ablation_rows, costs_of, result_figures, schematics
-from quatsphere.report.figures import AblationRow, Measured
+from quatsphere.cli.figure_data import costs_of, result_figures, schematics
 from quatsphere.report.page import Picture, Table, draw, write_report
 from quatsphere.report.study_page import study_report
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.results import Results
+from quatsphere.study.tables import Tables
 
 CAPTIONS = {
     "ablation": ("Accuracies and changes", "Each row beside the one it is compared with, and the paper's values."),
@@ -27,10 +27,8 @@ def write_study_report(folder: Path, page: Path) -> None:
     records = results.finished()
     finished = [record for record in records if record["status"] == "finished"]
     claims = decide(CLAIMS, records)
-    datasets = dict.fromkeys(record["dataset"] for record in finished)
-    tables = [accuracy_table([r for r in finished if r["dataset"] == dataset], dataset) for dataset in datasets]
     name = folder.absolute().name
-    write_report(page, study_report(name, records, claims, tables, study_pictures(finished)))
+    write_report(page, study_report(name, records, claims, study_tables(records), study_pictures(finished)))
 
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
@@ -44,25 +42,6 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
     return shown
 
 
-def accuracy_table(records: list[dict[str, Any]], dataset: str) -> Table:
-    """One row per variant: mean, range and n of the seeds, the change from its reference, the paper's two numbers."""
-    columns = ("row", "n", "test, %", "range", "change", "95 % interval", "paper, %", "paper's change")
-    rows = [table_row(row) for row in ablation_rows(records, dataset)]
-    return Table(f"Test accuracy on {dataset}", columns, rows)
-
-
-def table_row(row: AblationRow) -> tuple[str, ...]:
-    """An ablation row as text."""
-    spread = f"{min(row.seeds):.2f} to {max(row.seeds):.2f}" if len(row.seeds) > 1 else ""
-    change = "" if row.change is None else f"{row.change.mean:+.2f}"
-    paper = "" if row.paper_accuracy is None else f"{row.paper_accuracy:.1f}"
-    paper_change = "" if row.paper_change is None else f"{row.paper_change:+.1f}"
-    ours = (f"{row.accuracy.mean:.2f}", spread, change, interval(row.change))
-    return (row.title, str(len(row.seeds)), *ours, paper, paper_change)
-
-
-def interval(measured: Measured | None) -> str:
-    """The ends of an interval; one seed has none."""
-    if measured is None or measured.low is None or measured.high is None:
-        return ""
-    return f"{measured.low:+.2f} to {measured.high:+.2f}"
+def study_tables(records: list[dict[str, Any]]) -> list[Table]:
+    """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
+    return [Table(table.title, table.head, table.rows) for table in Tables(records).all() if table.name != "seeds"]

@@ -16,11 +16,14 @@ KINDS = {
 """kind of claim -> heading, sentence."""
 
 
+ACCURACIES = "Percent of test images: means over seeds (range, n). Changes are paired by seed [95 % interval]."
+
+
 def study_report(
     name: str, records: Sequence[Record], claims: Sequence[Record], tables: Sequence[Table], shown: Sequence[Picture]
 ) -> Report:
     """The whole report: tables and figures, then claims, then every cell."""
-    sections = [Section("Accuracies", "Means over seeds, in percent; changes are paired by seed.", tables, shown)]
+    sections = [Section("Accuracies", ACCURACIES, tables, shown)]
     for kind, (title, text) in KINDS.items():
         chosen = [claim_of(claim) for claim in claims if claim["kind"] == kind]
         if chosen:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.study.claims import CLAIMS
+from quatsphere.study.plan import base_settings
 from quatsphere.study.render import markdown
 from quatsphere.study.results import Results
+from quatsphere.study.scales import SCALES
 from quatsphere.study.tables import Table, Tables, spell_verdict
+from quatsphere.train.same_run import MAY_CHANGE
 
 READING = "reading.md"
 """Hand-written, beside the cells: included where it is."""
@@ -82,8 +85,9 @@ def _setting(records: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for dataset in sorted({record["dataset"] for record in records}):
         cells = [record for record in records if record["dataset"] == dataset]
-        full = next((record["config"] for record in cells if record["variant"] == "full"), cells[0]["config"])
-        lines.append(f"- `{dataset}`: {len(cells)} cells; {_size(full)}; fingerprint {_each(cells, 'fingerprint', 12)}")
+        lines.append(f"- `{dataset}`: {len(cells)} cells, fingerprint {_each(cells, 'fingerprint', 12)}")
+        full = next((record["config"] for record in cells if record["variant"] == "full"), None)
+        lines += [] if full is None else [f"- its full model, where not as in the paper: {_unlike_paper(full)}"]
     lines += [
         f"- commit {_commits(records)}; {_versions(records)}; {_each(records, 'processor')}",
         f"- {sum(record.get('seconds', 0) for record in records) / 3600:.1f} hours of training in all",
@@ -92,13 +96,15 @@ def _setting(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _size(config: Mapping[str, Any]) -> str:
-    limit = "all" if config["data.train_limit"] is None else f"{config['data.train_limit']:,}"
-    dim, heads, vertices, shells = (config.get(f"model.{name}") for name in ("dim", "heads", "base_vertices", "shells"))
-    return (
-        f"QSV d = {dim}, H = {heads}, V_1 = {vertices}, {shells} shells; {config['train.epochs']} epochs over {limit} "
-        f"training images, batch {config['train.batch_size']}, peak rate {config['optim.peak_lr']:g}"
-    )
+def _unlike_paper(config: Mapping[str, Any]) -> str:
+    """Every setting that is not the paper's, with the paper's value."""
+    paper = base_settings(SCALES["paper"], "cifar100" if config["data.name"] == "cifar100" else "cifar10", "qsv")
+    differing = [
+        f"{key} {config[key]} ({value})"
+        for key, value in paper.items()
+        if key in config and config[key] != value and key not in MAY_CHANGE and key != "train.seed"
+    ]
+    return ", ".join(differing) or "nothing"
 
 
 def _each(records: Sequence[Mapping[str, Any]], key: str, length: int | None = None) -> str:

@@ -73,6 +73,7 @@ PLANS: dict[str, Plan] = {
     ),
     "beyond": Plan("forms of transport and the seams of a fair match, lite", "lite", (
         Block("cifar10", (*FORMS, *SEAMS), THREE),
+        Block("cifar100-part", ("attention", "attention_value_identity"), THREE),
     )),
     "sweep": Plan("robustness to learning rates, quaternion steps and repulsion, lite", "lite", (
         Block("cifar10", ("full", *SWEEP, "repulsion_off"), THREE),
