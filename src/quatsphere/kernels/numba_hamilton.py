@@ -219,7 +219,10 @@ def differentiate_block(widths, matrices, block, head, first, inputs, into, part
 
 @compiled
 def differentiate(items, widths, matrices, block, inputs, into):  # type: ignore[no-untyped-def]
-    """Gradients for items from inputs = (x, keep, gradient of y): into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C))."""
+    """Gradients for items from inputs = (x, keep, gradient of y).
+
+    into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C)).
+    """
     size = widths.narrow * widths.wide
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
