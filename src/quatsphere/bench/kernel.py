@@ -19,6 +19,8 @@ from quatsphere.kernels import dot_product_attention, feed_forward, perturb, qua
 from quatsphere.kernels.attention import backends_on
 
 SOURCES, TARGETS, K, HEADS, CHANNELS = 320, 384, 16, 16, 4
+SELDOM = ["quaternion: reference"]
+"""So slow that it runs in few rounds."""
 WIDTH = 4 * CHANNELS
 """Numbers per head."""
 

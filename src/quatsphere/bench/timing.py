@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 Pass = Callable[[], object]
 
 WARM_UP = 2
 """Rounds that do not count: loops are compiled, threads started, pages touched."""
-SELDOM = (20.0, 4)
-"""A contender that takes 20 times as long as the fastest runs in every fourth round only."""
+SELDOM = 4
+"""A contender that is a hundred times slower than the others runs in every fourth round only."""
 
 
-def interleave(passes: Mapping[str, Pass], rounds: int) -> dict[str, list[float]]:
+def interleave(passes: Mapping[str, Pass], rounds: int, seldom: Collection[str] = ()) -> dict[str, list[float]]:
     """Milliseconds of every contender in every round it took part in, warm-up excluded."""
     laps: dict[str, list[float]] = {name: [] for name in passes}
-    warm = {name: min(lap(run) for _ in range(WARM_UP)) for name, run in passes.items()}
-    times, every = SELDOM
-    for number in range(rounds):
+    for number in range(-WARM_UP, rounds):
         for name, run in passes.items():
-            if number % every == 0 or warm[name] < times * min(warm.values()):
+            if number < 0 or number % SELDOM == 0 or name not in seldom:
                 laps[name].append(lap(run))
-    return laps
+    return {name: times[WARM_UP:] for name, times in laps.items()}
 
 
 def lap(run: Pass) -> float:
