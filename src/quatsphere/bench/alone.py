@@ -45,8 +45,10 @@ def ask(request: Request) -> dict[str, Any]:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message; the system may have ended it for its memory"])[-1]
-        what = " ".join(str(request.get(key, "")) for key in ("subject", "variant", "vertices")).strip()
-        raise ResourceError(f"measuring {what} in its own process ended with {done.returncode} ({last:.200})")
+        what = " ".join(str(request[key]) for key in ("subject", "variant", "vertices") if key in request)
+        raise ResourceError(
+            f"measuring {what} in its own process ended with {done.returncode} ({last:.200}); try it smaller"
+        )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
