@@ -21,7 +21,7 @@ from quatsphere.train.restore import restore_weights
 SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")
 TRACED = 128
 """Validation images whose traces are looked at."""
-EVALUATED = 5000
+EVALUATED = 2000
 """Clean training images, and as many validation images, that are evaluated at most."""
 
 

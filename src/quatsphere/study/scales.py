@@ -35,10 +35,14 @@ CIFAR10 = {"data.name": "cifar10", "model.image_size": 32, "model.in_channels": 
 CIFAR100 = {**CIFAR10, "data.name": "cifar100", "model.num_classes": 100, "optim.repulsion_neighbours": 16}
 DIGITS = {"data.name": "digits", "model.image_size": 8, "model.in_channels": 1, "model.num_classes": 10}
 
-LITE_SCHEDULE = {"train.epochs": 5, "data.train_limit": 15_000}
-"""75,000 images seen, about six minutes on one core; `optim.peak_lr` may stand here too, else it is the preset's."""
-PART_SCHEDULE = {"train.epochs": 8}
-"""72,000 images seen: the part of CIFAR-100 has 9,000 training images."""
+LITE_SCHEDULE = {"train.epochs": 5, "data.train_limit": 8_000, "data.val_fraction": 0.04}
+"""40,000 images seen, two to three minutes on one core: many seeds of short cells rather than few of long ones."""
+PART_SCHEDULE = {"train.epochs": 4}
+"""36,000 images seen: the part of CIFAR-100 has 9,000 training images."""
+LITE_SIZE = {"dim": 64, "heads": 4}
+"""Half the width of preset `lite`, Q = 4 as in the paper: ahead of it after three minutes (44.4 % to 42.2 %)."""
+LITE_WIDTH = 6
+"""ResNet-20 within the parameters of that QSV: 38,512 of 43,111."""
 
 SMOKE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "crop_pad": 1, "flip": False, "trivial_augment": False, "train_limit": 64},
@@ -57,7 +61,11 @@ SCALES: dict[str, Scale] = {
         {"cifar10": CIFAR10, "cifar100": CIFAR100},
     ),
     "lite": Scale(
-        {"qsv": PRESETS["lite"], "attention": PRESETS["lite-attention"], "resnet20": PRESETS["lite-resnet20"]},
+        {
+            "qsv": {**PRESETS["lite"], "model": {**PRESETS["lite"]["model"], **LITE_SIZE}},
+            "attention": PRESETS["lite-attention"],
+            "resnet20": {**PRESETS["lite-resnet20"], "model": {"name": "resnet20", "width": LITE_WIDTH}},
+        },
         {"cifar10": {**CIFAR10, **LITE_SCHEDULE}, "cifar100-part": {**CIFAR100, **PART_SCHEDULE}},
         {"train.threads": 1},
     ),
