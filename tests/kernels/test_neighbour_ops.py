@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from quatsphere.kernels import dot_product_attention, numba_cpu, numba_cpu_resample, resample_vertices
+from quatsphere.kernels import add_resampled, dot_product_attention, numba_cpu, numba_cpu_resample, resample_vertices
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
 
@@ -94,12 +94,27 @@ def test_resampling_is_differentiable_and_linear() -> None:
         assert gradgradcheck(resample, (x,))
 
 
+@pytest.mark.parametrize("width", [3, 8, 13])
+@pytest.mark.parametrize("backend", ["auto", "factored"])
+def test_the_gated_residual_is_what_it_says(backend: str, width: int) -> None:
+    """update + gate * interp(x), values and the gradients of all three, also where the gate has closed."""
+    update, x = tensors((2, 3, width), (2, 5, width))
+    indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2]]), torch.tensor([[0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
+    for number in (0.7, 0.0):
+        gate = torch.tensor(number, dtype=torch.float64, requires_grad=True)
+        residual = partial(add_resampled, indices=indices, weights=weights.double(), backend=backend)
+        expected = update + gate * (x[:, indices] * weights.double()[..., None]).sum(2)
+        assert torch.allclose(residual(update, gate, x), expected, rtol=1e-14)
+        assert gradcheck(residual, (update, gate, x))
+
+
 @pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 def test_the_compiled_resampling_keeps_torch_s_rules() -> None:
     x, g = tensors((2, 5, 3), (2, 4, 3))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2], [4, 0]]), torch.rand(4, 2, dtype=torch.float64)
     torch.library.opcheck(numba_cpu_resample.resample, (x, indices, weights))
     torch.library.opcheck(numba_cpu_resample.resample_back, (g, indices, weights, 5))
+    torch.library.opcheck(numba_cpu_resample.resample_onto, (g, x[0, 0, 0].detach(), x, indices, weights))
     with pytest.raises(IndexError, match=r"0\.\.4"):
         resample_vertices(x, indices + 1, weights)
 

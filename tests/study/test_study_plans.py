@@ -12,7 +12,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import attention_parameters, solve_width
 from quatsphere.presets import PRESETS
 from quatsphere.study.plan import PLANS, cell_config, flat_settings, parameter_count, plan_cells
-from quatsphere.study.scales import SCALES
+from quatsphere.study.scales import LITE_SIZE, SCALES
 from quatsphere.study.variants import VARIANTS, find_variant
 
 FIVE_SEEDS = {
@@ -69,9 +69,10 @@ def test_paper_cells_are_the_paper_presets() -> None:
     assert cifar100.train.patience == 50
 
 
-def test_lite_follows_the_preset_but_for_its_schedule() -> None:
+def test_lite_follows_the_preset_but_for_its_schedule_and_width() -> None:
     flat = lite("full")
-    own = {*SCALES["lite"].datasets["cifar10"], *SCALES["lite"].settings}
+    own = {*SCALES["lite"].datasets["cifar10"], *SCALES["lite"].settings, *(f"model.{name}" for name in LITE_SIZE)}
+    assert {name: flat[f"model.{name}"] for name in LITE_SIZE} == LITE_SIZE
     for group, fields in PRESETS["lite"].items():
         for name, value in fields.items():
             assert f"{group}.{name}" in own or flat[f"{group}.{name}"] == value

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import quatsphere
+from quatsphere.allocator import keep_freed_memory
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
 
 VERBS = {
@@ -34,7 +35,9 @@ VERBS = {
 
 def main(words: list[str] | None = None) -> int:
     """Run a verb; every failure is one line on stderr and an exit code."""
-    words = list(sys.argv[1:] if words is None else words)
+    if words is None:
+        keep_freed_memory()
+        words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text
     debug = "--debug" in words

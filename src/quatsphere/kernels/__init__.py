@@ -10,12 +10,13 @@ from quatsphere.kernels.attention import (
     routing_weights,
 )
 from quatsphere.kernels.numba_cpu_masks import register_masks
-from quatsphere.kernels.per_token import feed_forward, perturb, perturb_by, resample_vertices, tangent
+from quatsphere.kernels.per_token import add_resampled, feed_forward, perturb, perturb_by, resample_vertices, tangent
 from quatsphere.kernels.problem import Problem
 
 __all__ = [
     "BACKENDS",
     "Problem",
+    "add_resampled",
     "choose_backend",
     "dot_product_attention",
     "dot_product_weights",

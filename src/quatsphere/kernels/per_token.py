@@ -75,3 +75,19 @@ def resample_vertices(
         return numba_cpu_resample.resample(x, indices, weights)
     shared = weights.to(x.dtype)[None, :, :, None].expand(x.shape[0], -1, -1, 1)
     return gather_sum(shared, x.unsqueeze(2), indices).squeeze(2)
+
+
+def add_resampled(
+    update: Float[Tensor, "b t d"],
+    gate: Float[Tensor, ""],
+    x: Float[Tensor, "b s d"],
+    indices: Int[Tensor, "t terms"],
+    weights: Float[Tensor, "t terms"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "b t d"]:
+    """The gated residual of eq:residual: update + gate * interp(x)."""
+    narrow = update.dtype != x.dtype or x.dtype not in (torch.float32, torch.float64)
+    if choose_backend(backend, x.device.type) == "numba_cpu" and not narrow:
+        return numba_cpu_resample.resample_onto(update, gate.to(x.dtype), x, indices, weights)
+    return update + gate * resample_vertices(x, indices, weights, backend=backend)

@@ -17,7 +17,7 @@ from quatsphere.nn.layout import Layout
 from quatsphere.nn.patch_embedding import PatchEmbedding
 from quatsphere.nn.pooling import POOLINGS
 from quatsphere.nn.routing import ROUTINGS
-from quatsphere.nn.shell_step import Gate, Place, ShellStep
+from quatsphere.nn.shell_step import GatedResidual, Place, Residual, ShellStep
 from quatsphere.nn.trace import NoTrace, Trace
 from quatsphere.nn.transport import TRANSPORTS
 
@@ -127,7 +127,7 @@ def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> Sh
         ROUTINGS[config.routing](heads, beta_start, beta_frozen),
         TRANSPORTS[config.transport](heads, channels),
         (HamiltonLinear(heads, channels, channels), HamiltonFFN(heads, channels, backend=config.backend)),
-        Gate() if gated else nn.Identity(),
+        GatedResidual() if gated else Residual(),
         (
             KeyedDropout(config.attention_dropout, f"{site}.attention"),
             KeyedDropout(config.output_dropout, f"{site}.output"),

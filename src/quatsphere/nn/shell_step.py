@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from quatsphere.kernels import Problem, quaternion_attention, routing_weights
+from quatsphere.kernels import Problem, add_resampled, quaternion_attention, routing_weights
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import NoPerturbation, Perturbation, ShellField
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
@@ -29,8 +29,18 @@ def to_flat(features: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v d"]:
     return rearrange(features, "b v h q c -> b v (h q c)")
 
 
-class Gate(nn.Module):
-    """σ(ĝ) times the interpolated residual, where shell sizes differ (eq:residual)."""
+class Residual(nn.Module):
+    """h = update + x, between shells of equal size."""
+
+    def forward(
+        self, update: Float[Tensor, "b v d"], tokens: Float[Tensor, "b v d"], graph: Graph
+    ) -> Float[Tensor, "b v d"]:
+        """No parameters."""
+        return update + tokens
+
+
+class GatedResidual(nn.Module):
+    """h = update + σ(ĝ) interp(x), where shell sizes differ (eq:residual)."""
 
     roles = {"logit": "gates"}
 
@@ -38,9 +48,11 @@ class Gate(nn.Module):
         super().__init__()
         self.logit = nn.Parameter(torch.zeros(()))
 
-    def forward(self, residual: Float[Tensor, "b v d"]) -> Float[Tensor, "b v d"]:
+    def forward(
+        self, update: Float[Tensor, "b t d"], tokens: Float[Tensor, "b s d"], graph: Graph
+    ) -> Float[Tensor, "b t d"]:
         """σ(0) = 1/2 at the start."""
-        return torch.sigmoid(self.logit) * residual
+        return add_resampled(update, torch.sigmoid(self.logit), tokens, graph.resample_indices, graph.resample_weights)
 
 
 class Place(NamedTuple):
@@ -59,7 +71,7 @@ class ShellStep(nn.Module):
         routing: Alignment,
         transport: Sandwich,
         post: tuple[HamiltonLinear, HamiltonFFN],
-        gate: nn.Module,
+        gate: Residual | GatedResidual,
         dropouts: tuple[KeyedDropout, KeyedDropout],
         backend: str = "auto",
     ) -> None:
@@ -88,7 +100,7 @@ class ShellStep(nn.Module):
         aggregated = self.attend(target_field, source_field, features, graph, keep, directions)
         kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]), aggregated.dtype)
         update = to_flat(self.ffn(aggregated, self.post, kept))
-        hidden = update + self.gate(graph.resample(tokens))
+        hidden = self.gate(update, tokens, graph)
         trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})
         return hidden

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quatsphere.allocator import keep_freed_memory
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
 from quatsphere.files.run_folder import RunFolder
@@ -134,6 +135,7 @@ def stop_with_parent() -> None:
 
 def main() -> int:
     """Answer one request: news, then `record` or `error`."""
+    keep_freed_memory()
     request = Request(**json.loads(sys.stdin.readline()))
     sys.stdout = sys.stderr  # what a library prints belongs in the log
     stop_with_parent()
