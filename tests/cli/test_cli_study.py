@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_plans_are_listed_with_their_size(command: Command) -> None:
     lines = command("study", "plans").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["paper", "lite", "beyond", "sweep", "smoke"]
+    assert [line.split()[0] for line in lines] == ["paper", "lite", "beyond", "sweep", "precision", "smoke"]
     assert "99 cells" in lines[1]
     cells = command("study", "plans", "smoke").out.split()
     assert cells[0] == "digits.full.s1"

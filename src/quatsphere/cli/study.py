@@ -67,7 +67,7 @@ def _add_run(actions: Any) -> None:
     parser = _action(
         actions, "run", "train the unfinished cells of a plan; kill it and start it again at will", run_plan
     )
-    parser.add_argument("plan", metavar="PLAN", help="paper, lite, beyond, sweep or smoke; see 'study plans'")
+    parser.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
     parser.add_argument("--results", required=True, metavar="DIR", help="where finished cells are kept")
     parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that fit, e.g. full")
     parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -36,8 +35,7 @@ class NeighbourAttention(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Σ_j softmax_j(⟨W_Q x_i, W_K x_j⟩/√C) W_V x_j, heads side by side, then W_O."""
         queries, keys, values = (
-            rearrange(x, "b v (h c) -> b v h c", h=self.heads)
-            for x in (self.query(target), self.key(source), self.value(source))
+            x.unflatten(2, (self.heads, -1)) for x in (self.query(target), self.key(source), self.value(source))
         )
         aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep)
         trace.step(
@@ -47,7 +45,7 @@ class NeighbourAttention(nn.Module):
                 "aggregated": aggregated,
             }
         )
-        return self.output(rearrange(aggregated, "b v h c -> b v (h c)").to(target.dtype))
+        return self.output(aggregated.flatten(2).to(target.dtype))
 
 
 class AttentionStep(nn.Module):

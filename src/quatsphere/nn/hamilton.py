@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from quatsphere.kernels import feed_forward
 
 def block_expand(weight: Float[Tensor, "h out inp 4"]) -> Float[Tensor, "h 4*out 4*inp"]:
     """Each quaternion weight as its real 4x4 block L(w): the dense matrix of y_o = Σ_i W_oi ⊗ x_i per head."""
-    return rearrange(left_matrix(weight), "h out inp row col -> h (out row) (inp col)")
+    return left_matrix(weight).transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 class HamiltonLinear(nn.Module):
@@ -37,9 +37,8 @@ class HamiltonLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "b v h inp 4"]) -> Float[Tensor, "b v h out 4"]:
         """One matrix product per head over the 4x4 block expansion."""
-        flat = rearrange(x, "b v h q c -> b v h (q c)")
-        mixed = einsum(flat, block_expand(self.weight), "b v h i, h o i -> b v h o")
-        return rearrange(mixed, "b v h (q c) -> b v h q c", c=4)
+        mixed = einsum(x.flatten(3), block_expand(self.weight), "b v h i, h o i -> b v h o")
+        return mixed.unflatten(3, (-1, 4))
 
 
 class HamiltonFFN(nn.Module):
@@ -66,6 +65,6 @@ class HamiltonFFN(nn.Module):
         up, down = block_expand(self.up.weight), block_expand(self.down.weight)
         if post is not None:
             up = up @ block_expand(post.weight)
-        flat = rearrange(x, "b v h q c -> b v h (q c)")
+        flat = x.flatten(3)
         mask = None if keep is None else keep.reshape(flat.shape)
-        return rearrange(feed_forward(flat, up, down, keep=mask, backend=self.backend), "b v h (q c) -> b v h q c", c=4)
+        return feed_forward(flat, up, down, keep=mask, backend=self.backend).unflatten(3, (-1, 4))

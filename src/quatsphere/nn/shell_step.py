@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -21,12 +20,12 @@ from quatsphere.nn.transport import Sandwich
 
 def to_quaternions(tokens: Float[Tensor, "b v d"], heads: int) -> Float[Tensor, "b v h q 4"]:
     """Flat tokens as quaternion features, d = H * Q * 4."""
-    return rearrange(tokens, "b v (h q c) -> b v h q c", h=heads, c=4)
+    return tokens.unflatten(2, (heads, -1, 4))
 
 
 def to_flat(features: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v d"]:
     """Quaternion features as flat tokens."""
-    return rearrange(features, "b v h q c -> b v (h q c)")
+    return features.flatten(2)
 
 
 class Residual(nn.Module):

@@ -47,6 +47,7 @@ STABILITY = (
     "bound_none",
     "zero_init_off",
 )
+PRECISION = ("bf16", "attention_bf16")
 SWEEP = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong")
 FORMS = ("field_static", "transport_one_sided", "transport_projected", "uniform_projected", "frozen_identity")
 SEAMS = ("plain", "positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none")
@@ -59,7 +60,7 @@ PLANS: dict[str, Plan] = {
         (
             Block("cifar10", (*KERNEL, *FIELD, *ROUTING, *STABILITY), THREE),
             Block("cifar100", CIFAR100, THREE),
-            Block("cifar10", (*LAYOUT, *FORMS, *SEAMS, *SWEEP), THREE),
+            Block("cifar10", (*LAYOUT, *FORMS, *SEAMS, *SWEEP, *PRECISION), THREE),
         ),
     ),
     "lite": Plan(
@@ -77,6 +78,9 @@ PLANS: dict[str, Plan] = {
     )),
     "sweep": Plan("robustness to learning rates, quaternion steps and repulsion, lite", "lite", (
         Block("cifar10", ("full", *SWEEP, "repulsion_off"), THREE),
+    )),
+    "precision": Plan("bf16 against fp32, lite", "lite", (
+        Block("cifar10", ("full", "attention", *PRECISION), FIVE),
     )),
     "smoke": Plan("a tiny model on the embedded digits, to test the study itself", "smoke", (
         Block("digits", ("full", "transport_identity", "routing_uniform", "both_off"), (1, 2, 3)),

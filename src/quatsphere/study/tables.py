@@ -8,7 +8,8 @@ from typing import Any
 
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence
-from quatsphere.study.claims.rules import Contrast, Value, difference
+from quatsphere.study.claims.ledger_trained import POINT
+from quatsphere.study.claims.rules import Contrast, NoEffect, Value, difference
 from quatsphere.study.statistics import contrast, mean
 from quatsphere.study.variants import VARIANTS
 
@@ -73,6 +74,8 @@ BEYOND = {
     "dropout_none": "full",
     "auxiliaries_none": "full",
     "plain": "full",
+    "bf16": "full",
+    "attention_bf16": "attention",
 }
 CROSSED = {
     "QSV: sphere to plane": {"qsv_plane": 1.0, "full": -1.0},
@@ -182,14 +185,15 @@ class Tables:
         return Table("probes", "Probes, optimisation, robustness", head, tuple(rows))
 
     def beyond(self) -> Table:
-        """Rows the paper never ran."""
-        head = ("Variant", "test accuracy", "change", "against")
+        """Rows the paper never ran, and whether two one-sided tests call them equal to their reference."""
+        head = ("Variant", "test accuracy", "change", "against", f"within {POINT:g} point")
         rows = [
             (
                 VARIANTS[row].title,
                 self.mean(row, "cifar10"),
                 self.change(row, "cifar10"),
                 VARIANTS[reference].title,
+                self.equal(row, reference),
             )
             for row, reference in BEYOND.items()
         ]
@@ -227,6 +231,11 @@ class Tables:
         if row == reference:
             return NONE
         return spell(contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
+
+    def equal(self, row: str, reference: str) -> str:
+        """yes, no or open: the verdict of an equivalence test with the ledger's margin."""
+        found = NoEffect(Contrast(difference(row, reference)), POINT).decide(self.evidence)
+        return {"holds": "yes", "fails": "no"}.get(found.verdict, "open") if found.n else NONE
 
     def quoted(self, row: str, dataset: str) -> str:
         """The paper's accuracy and change."""

@@ -137,6 +137,10 @@ VARIANTS: dict[str, Variant] = {
     "pooling_mean": Variant("Mean pooling", {"model.pooling": "mean"}),
     "dropout_none": Variant("No dropout", NO_DROPOUT),
     "auxiliaries_none": Variant("No auxiliary losses", NO_AUXILIARIES),
+    "bf16": Variant("QSV, matrix products in bf16", {"train.precision": "bf16"}),
+    "attention_bf16": Variant(
+        "Attention, matrix products in bf16", {"train.precision": "bf16"}, "attention", "attention"
+    ),
     "plain": Variant(
         "QSV without its asymmetries",
         {**NO_ASYMMETRY, **NO_DROPOUT, **NO_AUXILIARIES},
