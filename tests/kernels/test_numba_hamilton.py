@@ -58,6 +58,20 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("channels", [12, 16, 32])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_token_has_the_same_bits_in_whole_and_in_partial_blocks(channels: int, dropped: bool) -> None:
+    x, up, down = (part.float() for part in make(0, (70,), 3, channels, 2 * channels))
+    keep = (x > -0.8).float() * 1.25 if dropped else None
+    value = numba_cpu_hamilton.feed_forward(x, up, down, keep)
+    gradient, *_ = numba_cpu_hamilton.feed_forward_backward(value, x, up, down, keep)
+    for tokens in (31, 33, 64):
+        some, kept = slice(tokens), keep[:tokens] if keep is not None else None
+        assert torch.equal(numba_cpu_hamilton.feed_forward(x[some], up, down, kept), value[some])
+        found, *_ = numba_cpu_hamilton.feed_forward_backward(value[some], x[some], up, down, kept)
+        assert torch.equal(found, gradient[some])
+
+
 def test_several_chunks_of_tokens_equal_the_plain_block() -> None:
     tensors = make(0, (5000,), 2, 8, 32)
     exact = run(plain, tensors, torch.float64)

@@ -49,3 +49,24 @@ def test_variance_is_kept_and_the_ffn_starts_small() -> None:
     x = torch.randn(64, 32, 16, 4, 4)
     assert abs(HamiltonLinear(16, 4, 16)(x).std() - 1) < 0.05
     assert HamiltonFFN(16, 4)(x).std() < 0.1
+
+
+def test_matrices_without_gradients_follow_the_weights() -> None:
+    """Kept between calls, made again after a step, a load or a change of type."""
+    ffn, post, other = HamiltonFFN(2, 3), HamiltonLinear(2, 3, 3), HamiltonFFN(2, 3)
+
+    def kept_and_fresh() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            kept = ffn.matrices(post)
+            assert ffn.matrices(post) is kept
+        return torch.cat([m.flatten() for m in kept]), torch.cat([m.flatten() for m in ffn.matrices(post)])
+
+    assert torch.equal(*kept_and_fresh())
+    for weight in (ffn.up.weight, ffn.down.weight, post.weight):
+        with torch.no_grad():
+            weight.add_(1.0)
+        assert torch.equal(*kept_and_fresh())
+    ffn.load_state_dict(other.state_dict())
+    assert torch.equal(*kept_and_fresh())
+    ffn, post = ffn.double(), post.double()
+    assert torch.equal(*kept_and_fresh())

@@ -1,6 +1,5 @@
 """The fused perturbation of the field on CPUs (Numba): torch operators around the loops of `numba_field`."""
 
-import math
 from typing import Any
 
 import torch
@@ -29,45 +28,33 @@ def perturb(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: T
 
 @torch.library.custom_op("quatsphere::perturb_backward", mutates_args=(), device_types="cpu")
 def perturb_backward(
-    gradient: Tensor, out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor
+    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (hidden, weight, bias, bound, base)."""
-    from quatsphere.kernels import numba_field as loops
+    from quatsphere.kernels import numba_field_backward as loops
 
-    sizes, arrays = _arguments(hidden, weight, bias, base, out)
-    chunks = loops.chunk_count(sizes)
-    weights = hidden.new_zeros(chunks, sizes.phases, sizes.width, 3, LANES)
-    biases = hidden.new_zeros(chunks, sizes.phases, 3, LANES)
-    into = (hidden.new_empty(hidden.shape), torch.zeros_like(base), weights, biases, hidden.new_empty(chunks, LANES))
-    loops.differentiate_all(sizes, _checked(bound), arrays, loops.FieldGradients(flat(gradient), *map(flat, into)))
-    heads = weight.shape[0]
+    sizes, arrays = _arguments(hidden, weight, bias, base, gradient)
+    tiles = loops.tile_count(sizes)
+    weights = hidden.new_zeros(tiles, sizes.heads, 3, sizes.padded)
+    biases = hidden.new_zeros(tiles, sizes.heads, 3, LANES)
+    into = (hidden.new_empty(hidden.shape), base.new_empty(base.shape), weights, biases, hidden.new_empty(tiles, LANES))
+    loops.differentiate_all(sizes, _checked(bound), arrays, loops.FieldGradients(*map(flat, into)))
     return (
         into[0],
-        _from_lanes(sum_in_order(weights, 0), heads),
-        _from_lanes(sum_in_order(biases, 0), heads),
+        sum_in_order(weights, 0)[..., : sizes.width].transpose(1, 2).contiguous(),
+        sum_in_order(biases, (0, 3)),
         sum_in_order(into[4], (0, 1)),
         into[1],
     )
-
-
-def _to_lanes(table: Tensor) -> Tensor:
-    """(H, ...) -> (phases, ..., 8): lane l of phase n belongs to head (8 n + l) mod H."""
-    heads = torch.arange(math.lcm(table.shape[0], LANES)) % table.shape[0]
-    return table[heads].unflatten(0, (-1, LANES)).movedim(1, -1)
-
-
-def _from_lanes(table: Tensor, heads: int) -> Tensor:
-    """The adjoint of `_to_lanes`: sums over the lanes of each head."""
-    return table.movedim(-1, 1).flatten(0, 1).unflatten(0, (-1, heads)).sum(0)
 
 
 def _arguments(hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, out: Tensor) -> tuple[Any, Any]:
     """(FieldSizes, FieldArrays) of the compiled loops."""
     from quatsphere.kernels.numba_field import FieldArrays, FieldSizes
 
-    weight = _to_lanes(weight)
-    sizes = FieldSizes(hidden.shape[0], base.numel() // 4, weight.shape[1], weight.shape[0])
-    return sizes, FieldArrays(*map(flat, (hidden, weight, _to_lanes(bias), base, out)))
+    heads, width, _ = weight.shape
+    sizes = FieldSizes(hidden.shape[0], base.shape[0], heads, width, width + -width % LANES)
+    return sizes, FieldArrays(*map(flat, (hidden, weight, bias, base, out)))
 
 
 def _checked(bound: Tensor) -> float:
@@ -83,12 +70,12 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor)
 
 
 @perturb_backward.register_fake
-def _(gradient: Tensor, out: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+def _(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.new_empty(tensor.shape) for tensor in inputs)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output, *inputs)
+    ctx.save_for_backward(*inputs)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:

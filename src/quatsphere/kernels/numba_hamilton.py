@@ -2,7 +2,8 @@
 
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
 never written to memory, and recomputed for the gradient. Every product is the same register tile, four rows by sixteen
-columns. Weights are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
+columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched meanwhile. Weights
+are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
 from quatsphere.kernels.numba_threads import compiled, share_out
-from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, spread, store
+from quatsphere.kernels.numba_vector import LANES, fma, inner, load, prefetch, splat, spread, store
 
 TOKENS = 32
 """Tokens of one head that pass together: activations and weights fit the first cache."""
@@ -75,6 +76,12 @@ def tile(x, at, row, step, w, column, width, count):  # type: ignore[no-untyped-
 
 
 @inner
+def load_pair(table, at):  # type: ignore[no-untyped-def]
+    """Sixteen numbers."""
+    return load(table, at), load(table, at + LANES)
+
+
+@inner
 def store_pair(table, at, pair):  # type: ignore[no-untyped-def]
     """Sixteen numbers."""
     store(table, at, pair[0])
@@ -89,80 +96,104 @@ def add_pair(table, at, pair):  # type: ignore[no-untyped-def]
 
 
 @inner
+def store_gelu(table, at, pair):  # type: ignore[no-untyped-def]
+    """gelu of sixteen numbers."""
+    store(table, at, gelu(pair[0]))
+    store(table, at + LANES, gelu(pair[1]))
+
+
+@inner
+def store_with_slope(tables, at, pair):  # type: ignore[no-untyped-def]
+    """tables = (activation, its gradient): gelu in place, and the gradient, given as the pair, times its slope."""
+    activation, gradient = tables
+    left, right = gelu_with_slope(load(activation, at)), gelu_with_slope(load(activation, at + LANES))
+    store_pair(activation, at, (left[0], right[0]))
+    store_pair(gradient, at, (left[1] * pair[0], right[1] * pair[1]))
+
+
+@inner
 def whole(widths, first):  # type: ignore[no-untyped-def]
     """Whether a block is full and its rows are whole vectors, so that it is copied eight numbers at a time."""
     return widths.channels == widths.narrow and first + TOKENS <= widths.tokens
 
 
 @inner
+def place(widths, head, first):  # type: ignore[no-untyped-def]
+    """(index of the first number of a block in (N, H, C), step from token to token)."""
+    row = widths.heads * widths.channels
+    return first * row + head * widths.channels, row
+
+
+@inner
+def fetch_next(tensor, widths, head, first):  # type: ignore[no-untyped-def]
+    """Ask for this head's numbers of the tokens after this block."""
+    start, row = place(widths, head, first + TOKENS)
+    for token in range(TOKENS):
+        for channel in range(0, widths.channels, COLUMNS):
+            prefetch(tensor, start + token * row + channel)
+
+
+@inner
 def read_block(tensor, widths, head, first, table):  # type: ignore[no-untyped-def]
     """Tokens first.. of one head from (N, H, C) into (TOKENS, C), zero beyond the last token and channel."""
-    C, vectors = widths.narrow, whole(widths, first)
-    for token in range(TOKENS):
-        at = ((first + token) * widths.heads + head) * widths.channels
-        if vectors:
-            for channel in range(0, C, LANES):
-                store(table, token * C + channel, load(tensor, at + channel))
-        else:
+    C, (start, row) = widths.narrow, place(widths, head, first)
+    if whole(widths, first):
+        for token in range(TOKENS):
+            for channel in range(0, C, COLUMNS):
+                store_pair(table, token * C + channel, load_pair(tensor, start + token * row + channel))
+    else:
+        for token in range(TOKENS):
             for channel in range(C):
                 inside = first + token < widths.tokens and channel < widths.channels
-                table[token * C + channel] = tensor[at + channel] if inside else 0.0
+                table[token * C + channel] = tensor[start + token * row + channel] if inside else 0.0
 
 
 @inner
 def write_block(table, widths, head, first, tensor):  # type: ignore[no-untyped-def]
     """The inverse of `read_block`."""
-    C, vectors = widths.narrow, whole(widths, first)
-    for token in range(min(TOKENS, widths.tokens - first)):
-        at = ((first + token) * widths.heads + head) * widths.channels
-        if vectors:
-            for channel in range(0, C, LANES):
-                store(tensor, at + channel, load(table, token * C + channel))
-        else:
+    C, (start, row) = widths.narrow, place(widths, head, first)
+    if whole(widths, first):
+        for token in range(TOKENS):
+            for channel in range(0, C, COLUMNS):
+                store_pair(tensor, start + token * row + channel, load_pair(table, token * C + channel))
+    else:
+        for token in range(min(TOKENS, widths.tokens - first)):
             for channel in range(widths.channels):
-                tensor[at + channel] = table[token * C + channel]
+                tensor[start + token * row + channel] = table[token * C + channel]
 
 
 @inner
-def multiply_block(x, w, x_width, w_width, count, out):  # type: ignore[no-untyped-def]
-    """out (TOKENS, w_width) = x (TOKENS, x_width) @ w (count, w_width)."""
-    for token in range(0, TOKENS, 4):
-        for column in range(0, w_width, COLUMNS):
-            rows = tile(x, token * x_width, x_width, 1, w, column, w_width, count)
-            at = token * w_width + column
-            store_pair(out, at, rows[0])
-            store_pair(out, at + w_width, rows[1])
-            store_pair(out, at + 2 * w_width, rows[2])
-            store_pair(out, at + 3 * w_width, rows[3])
+def drop(table, keep, widths, head, first):  # type: ignore[no-untyped-def]
+    """A block (TOKENS, C) times its keep mask, if there is one."""
+    C, (start, row) = widths.narrow, place(widths, head, first)
+    if widths.dropped:
+        fetch_next(keep, widths, head, first)
+    if widths.dropped and whole(widths, first):
+        for token in range(TOKENS):
+            for channel in range(0, C, COLUMNS):
+                kept, at = load_pair(keep, start + token * row + channel), token * C + channel
+                block = load_pair(table, at)
+                store_pair(table, at, (block[0] * kept[0], block[1] * kept[1]))
+    elif widths.dropped:
+        for token in range(min(TOKENS, widths.tokens - first)):
+            for channel in range(widths.channels):
+                table[token * C + channel] *= keep[start + token * row + channel]
 
 
 @inner
-def add_outer(left, right, left_width, right_width, rows, into):  # type: ignore[no-untyped-def]
-    """into (rows, right_width) += leftᵀ right, summed over the block's tokens in order."""
+def multiply(left, row_step, step, rows, right, width, count, put, into):  # type: ignore[no-untyped-def]
+    """put(into, ·) of (rows, width) = left (rows, count) @ right (count, width); left[r, k] is at r row_step + k step.
+
+    The sum over k is in order.
+    """
     for row in range(0, rows, 4):
-        for column in range(0, right_width, COLUMNS):
-            sums = tile(left, row, 1, left_width, right, column, right_width, TOKENS)
-            at = row * right_width + column
-            add_pair(into, at, sums[0])
-            add_pair(into, at + right_width, sums[1])
-            add_pair(into, at + 2 * right_width, sums[2])
-            add_pair(into, at + 3 * right_width, sums[3])
-
-
-@inner
-def activate(table, count):  # type: ignore[no-untyped-def]
-    """gelu in place."""
-    for at in range(0, count, LANES):
-        store(table, at, gelu(load(table, at)))
-
-
-@inner
-def activate_with_gradient(table, gradient, count):  # type: ignore[no-untyped-def]
-    """gelu in place, and gradient *= its slope."""
-    for at in range(0, count, LANES):
-        value, slope = gelu_with_slope(load(table, at))
-        store(table, at, value)
-        store(gradient, at, load(gradient, at) * slope)
+        for column in range(0, width, COLUMNS):
+            sums = tile(left, row * row_step, row_step, step, right, column, width, count)
+            at = row * width + column
+            put(into, at, sums[0])
+            put(into, at + width, sums[1])
+            put(into, at + 2 * width, sums[2])
+            put(into, at + 3 * width, sums[3])
 
 
 @inner
@@ -171,15 +202,6 @@ def item_place(item, widths):  # type: ignore[no-untyped-def]
     groups = (widths.heads + HEADS - 1) // HEADS
     start, head = item // groups * CHUNK, item % groups * HEADS
     return start, min(start + CHUNK, widths.tokens), head, min(head + HEADS, widths.heads)
-
-
-@inner
-def drop(table, keep, widths, head, first, room):  # type: ignore[no-untyped-def]
-    """A block (TOKENS, C) times its keep mask, which is read into `room`."""
-    if widths.dropped:
-        read_block(keep, widths, head, first, room)
-        for at in range(0, TOKENS * widths.narrow, LANES):
-            store(table, at, load(table, at) * load(room, at))
 
 
 @compiled
@@ -192,10 +214,11 @@ def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[
             for head in range(first_head, last_head):
                 here = slice(head * C * M, (head + 1) * C * M)
                 read_block(x, widths, head, first, block.x)
-                multiply_block(block.x, matrices.up[here], C, M, widths.channels, block.activation)
-                activate(block.activation, TOKENS * M)
-                multiply_block(block.activation, matrices.down[here], M, C, M, block.result)
-                drop(block.result, keep, widths, head, first, block.gradient)
+                fetch_next(x, widths, head, first)
+                multiply(block.x, C, 1, TOKENS, matrices.up[here], M, widths.channels, store_gelu, block.activation)
+                fetch_next(out, widths, head, first)
+                multiply(block.activation, M, 1, TOKENS, matrices.down[here], C, M, store_pair, block.result)
+                drop(block.result, keep, widths, head, first)
                 write_block(block.result, widths, head, first, out)
 
 
@@ -207,14 +230,17 @@ def differentiate_block(widths, matrices, block, head, first, inputs, into, part
     x, keep, gradient = inputs
     read_block(x, widths, head, first, block.x)
     read_block(gradient, widths, head, first, block.gradient)
-    drop(block.gradient, keep, widths, head, first, block.result)
-    multiply_block(block.x, matrices.up[here], C, M, channels, block.activation)
-    multiply_block(block.gradient, matrices.down_back[here], C, M, channels, block.wide_gradient)
-    activate_with_gradient(block.activation, block.wide_gradient, TOKENS * M)
-    multiply_block(block.wide_gradient, matrices.up_back[here], M, C, M, block.result)
+    drop(block.gradient, keep, widths, head, first)
+    fetch_next(x, widths, head, first)
+    multiply(block.x, C, 1, TOKENS, matrices.up[here], M, channels, store_pair, block.activation)
+    fetch_next(gradient, widths, head, first)
+    wide = block.activation, block.wide_gradient
+    multiply(block.gradient, C, 1, TOKENS, matrices.down_back[here], M, channels, store_with_slope, wide)
+    multiply(block.wide_gradient, M, 1, TOKENS, matrices.up_back[here], C, M, store_pair, block.result)
     write_block(block.result, widths, head, first, into[0])
-    add_outer(block.x, block.wide_gradient, C, M, channels, into[1][sums])
-    add_outer(block.activation, block.gradient, M, C, M, into[2][sums])
+    fetch_next(into[0], widths, head, first)
+    multiply(block.x, 1, C, channels, block.wide_gradient, M, TOKENS, add_pair, into[1][sums])
+    multiply(block.activation, 1, M, M, block.gradient, C, TOKENS, add_pair, into[2][sums])
 
 
 @compiled

@@ -138,6 +138,22 @@ def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
 
 
 @instruction
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], which may lie beyond the end: a hint, never an error."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        data = cgutils.create_struct_proxy(array)(context, builder, value=args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        builder.call(function, [address, number(0), number(2), number(1)])  # to read, into the second cache, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), code
+
+
+@instruction
 def splat(typingctx: Any, like: Any, number: Any) -> Any:
     """The number in every lane, in the precision of `like` (an array or a vector)."""
     scalar = like.scalar if isinstance(like, Vector) else like.dtype

@@ -51,6 +51,8 @@ class HamiltonFFN(nn.Module):
         self.backend = backend
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
+        self._seen: tuple[object, ...] = ()
+        self._matrices: tuple[Tensor, Tensor] | None = None
 
     def forward(
         self,
@@ -62,9 +64,25 @@ class HamiltonFFN(nn.Module):
 
         GELU acts on every real component; `keep` is the mask of the dropout.
         """
-        up, down = block_expand(self.up.weight), block_expand(self.down.weight)
-        if post is not None:
-            up = up @ block_expand(post.weight)
+        up, down = self.matrices(post)
         flat = x.flatten(3)
         mask = None if keep is None else keep.reshape(flat.shape)
         return feed_forward(flat, up, down, keep=mask, backend=self.backend).unflatten(3, (-1, 4))
+
+    def matrices(
+        self, post: HamiltonLinear | None = None
+    ) -> tuple[Float[Tensor, "h wide c"], Float[Tensor, "h c wide"]]:
+        """(up @ post, down) as real matrices; without gradients they are kept until a weight changes."""
+        weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._expand(*weights)
+        seen = tuple((weight._version, weight.data_ptr()) for weight in weights)
+        if self._matrices is None or seen != self._seen:
+            self._seen, self._matrices = seen, self._expand(*weights)
+        return self._matrices
+
+    @staticmethod
+    def _expand(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with torch.autocast(up.device.type, enabled=False):
+            wide = block_expand(up)
+            return wide if post is None else wide @ block_expand(post), block_expand(down)
