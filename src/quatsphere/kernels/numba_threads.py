@@ -84,8 +84,9 @@ def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], bounds: 
 def compiled(function: Callable[..., None]) -> Any:
     """Numba compilation without Python's lock, cached on disk until any of the compiled files changes.
 
-    Numba notices a change of the file a function is in, not of the files it calls into, so the stamp it compares is
-    widened to all of them. Where no folder can be written to, every process compiles for itself.
+    Numba notices a change of the file a function is in, not of the files it calls into, so all of them become part of
+    the version it compares, before it unpickles classes that may be gone. Where no folder can be written to, every
+    process compiles for itself.
     """
     bare = inspect.unwrap(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
@@ -95,5 +96,6 @@ def compiled(function: Callable[..., None]) -> Any:
         return numba.njit(bare, **options)
     files = sorted(Path(__file__).parent.glob("numba_*.py"))
     stamp = tuple((file.name, file.stat().st_mtime, file.stat().st_size) for file in files)
-    dispatcher._cache._cache_file._source_stamp = stamp
+    cache = dispatcher._cache._cache_file
+    cache._version = cache._version, stamp
     return dispatcher

@@ -1,0 +1,31 @@
+"""Compiled code on disk: any change of the compiled files makes it stale, and stale files are not even unpickled."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+from quatsphere.kernels import numba_threads
+
+
+def double(x: float) -> float:
+    return 2 * x
+
+
+def test_a_stale_cache_is_left_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds may name classes that are gone."""
+    monkeypatch.setattr(numba_threads, "__file__", str(tmp_path / "numba_threads.py"))
+    source, index = tmp_path / "numba_called.py", tmp_path / "index"
+    source.write_text("before")
+    old = numba_threads.compiled(double)._cache._cache_file
+    source.write_text("after it")
+    new = numba_threads.compiled(double)._cache._cache_file
+    index.write_bytes(pickle.dumps(old._version) + b"no pickle")
+    old._index_path = new._index_path = str(index)
+    assert new._load_index() == {}
+    with pytest.raises(pickle.UnpicklingError):
+        old._load_index()
