@@ -12,7 +12,7 @@ import numpy as np
 from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
 from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
 from quatsphere.kernels.numba_neighbours import reverse_graph
-from quatsphere.kernels.numba_threads import Part, compiled, share_out, thread_count
+from quatsphere.kernels.numba_threads import Part, compiled, share_out, worthwhile
 from quatsphere.kernels.numba_transport import TILE
 from quatsphere.kernels.numba_vector import LANES
 
@@ -56,18 +56,18 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
         pieces = [part if other == number else (0, 0) for other in range(2)]
         lift_and_attend((item, item + 1), *pieces, inputs, sizes, tables, _scratch(sizes, out.dtype), out)
 
-    if items >= thread_count():
-        share_out(whole, items)
+    if items >= worthwhile(out.size):
+        share_out(whole, items, out.size)
         return
     tables = _tables(sizes, out.dtype, gradients=False)
     for item in range(items):
         for number in range(2):
-            share_out(phase, chunks[number], number, item, tables)
+            share_out(phase, chunks[number], out.size, number, item, tables)
 
 
 def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], gradients: Gradients) -> None:
     """All gradients from outputs = (output, its gradient)."""
-    items, dtype = sizes.images * sizes.blocks, outputs[0].dtype
+    items, size, dtype = sizes.images * sizes.blocks, outputs[0].size, outputs[0].dtype
     chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
     graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
@@ -81,13 +81,13 @@ def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], grad
     def phase(part: Part, number: int, item: int, tables: Tables) -> None:
         run((item, item + 1), [part if other == number else (0, 0) for other in range(3)], tables)
 
-    if items >= thread_count():
-        share_out(whole, items)
+    if items >= worthwhile(size):
+        share_out(whole, items, size)
         return
     tables = _tables(sizes, dtype, gradients=True)
     for item in range(items):
         for number in range(3):
-            share_out(phase, chunks[number], number, item, tables)
+            share_out(phase, chunks[number], size, number, item, tables)
 
 
 def _chunks(vertices: int) -> int:

@@ -119,6 +119,7 @@ def attend(inputs: DotInputs, sizes: Sizes, scale: float, out: Any) -> None:
     share_out(
         lambda items: attend_items(items, inputs, sizes, *_room(sizes, out.dtype), scale, out),
         sizes.images * sizes.blocks,
+        out.size,
     )
 
 
@@ -130,6 +131,7 @@ def attend_backward(inputs: DotInputs, sizes: Sizes, scale: float, gradient: Any
             items, inputs, sizes, *_room(sizes, gradient.dtype), scale, graph, gradient, into
         ),
         sizes.images * sizes.blocks,
+        gradient.size,
     )
 
 

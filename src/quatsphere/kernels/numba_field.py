@@ -242,4 +242,4 @@ def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:
     def run(part: Part) -> None:
         perturb(part, sizes, bound, arrays, make_scratch(sizes, arrays.base.dtype))
 
-    share_out(run, tile_count(sizes))
+    share_out(run, tile_count(sizes), arrays.hidden.size)

@@ -219,4 +219,4 @@ def differentiate_all(sizes: FieldSizes, bound: float, arrays: FieldArrays, grad
         kept = FieldKept(np.empty(count, dtype), np.empty(count, dtype), np.empty(sizes.heads * TILE, dtype))
         differentiate(part, sizes, bound, arrays, make_scratch(sizes, dtype), kept, gradients)
 
-    share_out(run, tile_count(sizes))
+    share_out(run, tile_count(sizes), arrays.hidden.size)

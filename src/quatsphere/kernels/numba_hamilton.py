@@ -281,6 +281,7 @@ def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, out:
     share_out(
         lambda items: feed_forward(items, widths, matrices, empty_block(widths, x.dtype), x, keep, out),
         item_count(widths),
+        out.size,
     )
 
 
@@ -290,4 +291,5 @@ def differentiate_all(widths: Widths, matrices: Matrices, inputs: tuple[Any, Any
     share_out(
         lambda items: differentiate(items, widths, matrices, empty_block(widths, dtype), inputs, into),
         item_count(widths),
+        inputs[0].size,
     )

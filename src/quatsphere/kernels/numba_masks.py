@@ -49,4 +49,4 @@ def fill_all(keys: Any, count: int, threshold: int, kept: float, out: Any) -> No
         whole = np.empty(WORDS, np.uint64)
         fill(images, keys, count, np.int16(threshold), values, (whole, whole.view(np.int16)), out)
 
-    share_out(run, len(keys))
+    share_out(run, len(keys), out.size)

@@ -82,7 +82,7 @@ def scatter(images, sizes, graph, weights, scale, gradient, x, out, products):  
 
 def gather_all(sizes: Sizes, images: int, indices: Any, weights: Any, x: Any, onto: Any, out: Any) -> None:
     """All images."""
-    share_out(gather, images, sizes, indices, weights, x, onto, out)
+    share_out(gather, images, out.size, sizes, indices, weights, x, onto, out)
 
 
 def scatter_all(
@@ -90,4 +90,4 @@ def scatter_all(
 ) -> None:
     """All images; products (images, 8)."""
     graph = reverse_graph(indices, sizes.terms, sizes.sources)
-    share_out(scatter, images, sizes, graph, weights, scale, gradient, x, out, products)
+    share_out(scatter, images, out.size, sizes, graph, weights, scale, gradient, x, out, products)

@@ -46,14 +46,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def thread_count() -> int:
-    """torch.get_num_threads()."""
-    return torch.get_num_threads()
+LEAST = 2**17
+"""Numbers of a result that are worth a thread: to wake one and let it in costs a few tenths of a millisecond."""
 
 
-def share_out(function: Callable[..., None], count: int, *arguments: Any) -> None:
-    """function((start, stop), *arguments) over range(count), in one contiguous share per thread."""
-    shares = max(1, min(thread_count(), count))
+def worthwhile(size: int) -> int:
+    """How many of torch's threads a result of so many numbers is worth, at least one."""
+    return max(1, min(torch.get_num_threads(), size // LEAST))
+
+
+def share_out(function: Callable[..., None], count: int, size: int, *arguments: Any) -> None:
+    """function((start, stop), *arguments) over range(count), whose results have `size` numbers in all: one contiguous
+    share per thread that is worth it."""
+    shares = min(worthwhile(size), max(1, count))
     bounds = [(count * share // shares, count * (share + 1) // shares) for share in range(shares)]
     if shares == 1:
         function(bounds[0], *arguments)

@@ -1,4 +1,4 @@
-"""Compiled code on disk: any change of the compiled files makes it stale, and stale files are not even unpickled."""
+"""Threads and the cache of compiled code: small results stay in one thread, stale code is not even unpickled."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def test_a_stale_cache_is_left_unread(tmp_path: Path, monkeypatch: pytest.Monkey
     assert new._load_index() == {}
     with pytest.raises(pickle.UnpicklingError):
         old._load_index()
+
+
+def test_small_results_stay_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads join one by one with the size; nothing has less than one or more than torch has."""
+    monkeypatch.setattr(numba_threads, "LEAST", 1000)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    assert [numba_threads.worthwhile(size) for size in (0, 999, 1999, 2000, 10**6)] == [1, 1, 1, 2, 3]
+    shares: list[tuple[int, int]] = []
+    numba_threads.share_out(shares.append, 7, 1999)
+    assert shares == [(0, 7)]
