@@ -92,7 +92,7 @@ def test_the_page_is_a_function_of_the_folder_and_includes_the_reading(command: 
         pages.append(Path(name).read_text())
     assert pages[0] == pages[1]
     assert "What surprised us." in pages[0]
-    assert "- **holds**: removing transport costs 4.3 points. Paper -4.3, ours -4.25 [" in pages[0]
+    assert "- **holds**: removing transport costs accuracy (4.3 points). Paper -4.3, ours -4.25 [" in pages[0]
     assert folder not in pages[0]
 
 

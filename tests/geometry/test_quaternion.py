@@ -187,6 +187,11 @@ def test_mean_rotation_is_sign_free_and_the_dominant_eigenvector() -> None:
     assert abs(abs(float(dominant @ Q.mean_rotation(q))) - 1) < 1e-10
 
 
+def test_mean_rotation_orthogonal_to_the_start_of_the_iteration() -> None:
+    q = torch.tensor([1.0, -2.0, 0.0, 0.0], dtype=torch.float64) / math.sqrt(5)
+    assert torch.allclose(Q.mean_rotation(q.expand(7, 4)), -q)
+
+
 def test_mean_rotation_of_a_degenerate_spectrum_is_finite_and_fixed() -> None:
     q = torch.eye(4, dtype=torch.float64)
     assert torch.equal(Q.mean_rotation(q), Q.mean_rotation(q.flip(0)))

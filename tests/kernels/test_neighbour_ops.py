@@ -102,7 +102,7 @@ def test_the_gated_residual_is_what_it_says(backend: str, width: int) -> None:
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2]]), torch.tensor([[0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
     for number in (0.7, 0.0):
         gate = torch.tensor(number, dtype=torch.float64, requires_grad=True)
-        residual = partial(add_resampled, indices=indices, weights=weights.double(), backend=backend)
+        residual = partial(add_resampled, indices=indices, weights=weights, backend=backend)
         expected = update + gate * (x[:, indices] * weights.double()[..., None]).sum(2)
         assert torch.allclose(residual(update, gate, x), expected, rtol=1e-14)
         assert gradcheck(residual, (update, gate, x))

@@ -52,7 +52,7 @@ def test_variance_is_kept_and_the_ffn_starts_small() -> None:
 
 
 def test_matrices_without_gradients_follow_the_weights() -> None:
-    """Kept between calls, made again after a step, a load or a change of type."""
+    """Kept between calls, made again after any step, load, change behind autograd's back or change of type."""
     ffn, post, other = HamiltonFFN(2, 3), HamiltonLinear(2, 3, 3), HamiltonFFN(2, 3)
 
     def kept_and_fresh() -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,6 +67,15 @@ def test_matrices_without_gradients_follow_the_weights() -> None:
             weight.add_(1.0)
         assert torch.equal(*kept_and_fresh())
     ffn.load_state_dict(other.state_dict())
+    assert torch.equal(*kept_and_fresh())
+    ffn.up.weight.data.mul_(2.0)
+    assert torch.equal(*kept_and_fresh())
+    optimiser = torch.optim.AdamW(ffn.parameters(), fused=True)
+    sum(weight.square().sum() for weight in ffn.parameters()).backward()
+    optimiser.step()
+    assert torch.equal(*kept_and_fresh())
+    for _ in range(2):
+        ffn.load_state_dict({name: value.clone() for name, value in other.state_dict().items()}, assign=True)
     assert torch.equal(*kept_and_fresh())
     ffn, post = ffn.double(), post.double()
     assert torch.equal(*kept_and_fresh())

@@ -14,6 +14,7 @@ from quatsphere.study.claims import CLAIMS, STATIC, TRAINED, Claim, decide
 from quatsphere.study.claims.evidence import METRICS, Evidence, decay_sum, roughness
 from quatsphere.study.claims.needs import Decay, Epochs, PaperSize
 from quatsphere.study.claims.rules import Contrast, NoEffect, Value, difference
+from quatsphere.study.claims.rules_by_seed import ranks
 from quatsphere.study.variants import VARIANTS
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -128,6 +129,8 @@ def test_a_claim_about_decay_needs_decay() -> None:
     exact = 0.1 * (1 + 0.1) / 2 + 0.9 * (1 + 1e-3) / 2
     assert one_cycle == pytest.approx(exact, rel=0.01)
     assert "needs sum of lr * wd >= 4" in Decay(4.0).missing(Evidence([record]))
+    half = {**record, "epochs": record["epochs"], "config": {**settings, "train.epochs": 2 * record["epochs"]}}
+    assert decay_sum(half) > decay_sum(record)  # stopped halfway, before the rate has fallen
     long = {**record, "steps": 176_000, "config": {**settings, "optim.peak_lr": 1e-3, "optim.weight_decay": 0.05}}
     assert decay_sum(long) > 4
     assert Decay(4.0).missing(Evidence([long])) == ""
@@ -152,6 +155,8 @@ def test_a_diverged_row_is_unstable() -> None:
     found = verdict("bound.stability", records + gone)
     assert (found["verdict"], found["n"]) == ("holds", 3)
     assert verdict("bound.stability", records + gone[:1])["verdict"] == "undecided"
+    both = [make_row("full", seed, 0.0) | {"status": "diverged"} for seed in (3, 4, 5)]
+    assert verdict("bound.stability", records + gone + both)["verdict"] == "undecided"
 
 
 def test_measured_ranges() -> None:
@@ -163,7 +168,8 @@ def test_measured_ranges() -> None:
     spread = {"orientation_spread": [0.9, 1.3, 1.8, 1.9, 1.9], "score_spread": [0.3] * 5}
     wide = [make_row("full", seed, 50, diagnostics=spread) for seed in (42, 1, 2)]
     assert verdict("orientation", wide)["ours"] == (0.9, 1.8)
-    assert verdict("orientation.grows", wide)["verdict"] == "holds"
+    assert verdict("orientation", wide)["why"] == "needs the paper's size"
+    assert verdict("orientation.grows", wide)["ours"] == pytest.approx(0.9)
 
 
 def test_speed_is_a_ratio() -> None:
@@ -171,7 +177,7 @@ def test_speed_is_a_ratio() -> None:
     records = [make_row("attention", s, 50, trajectory=fast) for s in (42, 1, 2)]
     records += [make_row("full", s, 50, trajectory=slow) for s in (42, 1, 2)]
     found = verdict("speed.slower", records)
-    assert (found["verdict"], found["ours"]) == ("holds", pytest.approx(3.0))
+    assert (found["verdict"], found["ours"]) == ("fails", pytest.approx(3.0))
 
 
 def test_classes() -> None:
@@ -180,6 +186,37 @@ def test_classes() -> None:
     records = [make_row("full", seed, 50.0, per_class=classes) for seed in (42, 1, 2)]
     assert verdict("classes.structure", records)["verdict"] == "holds"
     assert verdict("classes.cat", records)["ours"] == pytest.approx(-10)
+
+
+def test_ten_times_is_asked_of_the_size_of_an_effect() -> None:
+    """An effect of the other sign is an effect."""
+    rows = ("full", 50.0), ("transport_identity", 44.0)
+    assert verdict("roles.order_of_magnitude", around(*rows, ("routing_uniform", 50.0)))["verdict"] == "holds"
+    for other in (48.0, 52.0):
+        assert verdict("roles.order_of_magnitude", around(*rows, ("routing_uniform", other)))["verdict"] == "fails"
+
+
+def test_a_verdict_is_the_side_of_the_interval() -> None:
+    for change in (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2):
+        found = verdict("transport.cifar10", around(("full", 50.0), ("transport_identity", 50.0 + change)))
+        low, high = found["interval"]
+        assert found["verdict"] == ("holds" if high < 0 else "fails" if low > 0 else "undecided")
+
+
+def test_claims_by_seed() -> None:
+    records = make_rows({"flat": (52.0, 52.5, 53.0), "attention": (50.0, 51.0, 51.9)})
+    assert verdict("flat_over_sphere.ranges", records)["verdict"] == "holds"
+    touching = make_rows({"flat": (52.0, 52.5, 53.0), "attention": (50.0, 51.0, 52.1)})
+    assert verdict("flat_over_sphere.ranges", touching)["verdict"] == "fails"
+    whole = make_rows({"full": (85.9, 86.0, 85.9)}, scale="paper")
+    assert verdict("seeds.full", whole)["verdict"] == "holds"
+    assert verdict("seeds.full", make_rows({"full": (85.9, 86.0, 80.0)}, scale="paper"))["verdict"] == "fails"
+    assert verdict("best", whole)["ours"] == pytest.approx(86.0)
+    assert ranks([3.0, 1.0, 1.0, 2.0]) == [4.0, 1.5, 1.5, 3.0]
+    classes = {name: 0.1 * place for place, name in enumerate(whole[0]["per_class"])}
+    ordered = [make_row("full", seed, 50.0, per_class=classes) for seed in (42, 1, 2)]
+    assert verdict("classes.stable", ordered)["ours"] == pytest.approx(1.0)
+    assert verdict("classes.stable", whole)["verdict"] == "undecided"  # all classes alike have no order
 
 
 def test_robustness_is_decided_by_the_worst_row() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quatsphere.allocator import keep_freed_memory
 from quatsphere.bench.memory import peak_mb
 from quatsphere.bench.step import TrainingStep
 from quatsphere.bench.timing import interleave, summary
@@ -38,6 +39,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
         steps[0].repulse()
 
     peak = peak_mb(start)
+    keep_freed_memory()  # the laps as in training; before, it would hide memory from the peak
     model = steps[0].model
     laps = summary(interleave({"step": steps[0]}, rounds)["step"])
     return {

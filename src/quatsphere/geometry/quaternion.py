@@ -5,6 +5,7 @@ A tangent `(..., 3)` is an element of su(2): `exp` of it rotates by TWICE its no
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -129,18 +130,26 @@ def random_unit(
     return normalize(q)
 
 
+def full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
+    """No autocast on a tensor's device."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+
+
 def mean_rotation(q: Float[Tensor, "count 4"], doublings: int = 5) -> Float[Tensor, "4"]:
     """Sign-free mean q̄ of unit quaternions: dominant eigenvector of M = Σ q qᵀ by 2^doublings power iterations.
 
     M is squared instead of applied that often. The start is fixed and generic, the largest component made positive: the
     same answer every time, also for equal eigenvalues. No gradient flows: a near-degenerate spectrum has no usable one.
     """
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), full_precision(q):
         moment = q.T @ q / q.shape[0]
         for _ in range(doublings):
             moment = moment @ moment
             moment = moment / moment.norm()
         mean = moment @ torch.tensor([1.0, 0.5, 0.25, 0.125], dtype=q.dtype, device=q.device)
+        column = moment[:, moment.diagonal().argmax()]  # never zero, where the start may be orthogonal
+        mean = torch.where(mean.norm() > 1e-6, mean, column)
         mean = mean / mean.norm()
         largest = mean.gather(0, mean.abs().argmax().unsqueeze(0))
         return mean * largest.sign()

@@ -62,7 +62,7 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
     tables = _tables(sizes, out.dtype, gradients=False)
     for item in range(items):
         for number in range(2):
-            share_out(phase, chunks[number], out.size, number, item, tables)
+            share_out(phase, chunks[number], out.size // items, number, item, tables)
 
 
 def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], gradients: Gradients) -> None:
@@ -87,7 +87,7 @@ def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], grad
     tables = _tables(sizes, dtype, gradients=True)
     for item in range(items):
         for number in range(3):
-            share_out(phase, chunks[number], size, number, item, tables)
+            share_out(phase, chunks[number], size // items, number, item, tables)
 
 
 def _chunks(vertices: int) -> int:

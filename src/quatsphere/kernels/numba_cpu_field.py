@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels.numba_cpu import flat, sum_in_order
-
-LANES = 8
+from quatsphere.kernels.numba_cpu import LANES, flat, sum_in_order
 
 
 @torch.library.custom_op("quatsphere::perturb", mutates_args=(), device_types="cpu")
 def perturb(hidden: Tensor, weight: Tensor, bias: Tensor, bound: Tensor, base: Tensor) -> Tensor:
     """normalize(base ⊗ exp(bound tanh(gelu(hidden) weight + bias))), real first: (B, V, H * I), (H, I, 3), (H, 3),
-    scalar <= 1, (V, H, 4) -> (B, V, H, 4); I is a multiple of 4.
+    scalar <= 1, (V, H, 4) -> (B, V, H, 4).
 
     Exact at a zero tangent. The series behind it hold for bounds up to 1 (the paper's end at π/4).
     """

@@ -23,7 +23,7 @@ def resample_back(gradient: Tensor, indices: Tensor, weights: Tensor, sources: i
 @torch.library.custom_op("quatsphere::resample_onto", mutates_args=(), device_types="cpu")
 def resample_onto(onto: Tensor, gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """onto + gate Σ_m w_im x_n(i,m), gate a number: (B, T, d) in one pass over memory."""
-    return _gather(x, indices, gate * weights, onto)
+    return _gather(x, indices, gate * weights.to(x.dtype), onto)
 
 
 @torch.library.custom_op("quatsphere::resample_onto_backward", mutates_args=(), device_types="cpu")

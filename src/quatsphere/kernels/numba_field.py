@@ -163,6 +163,13 @@ def lay_out_base(sizes, first, lanes, arrays, scratch):  # type: ignore[no-untyp
 
 
 @inner
+def clear_absent(lanes, scratch):  # type: ignore[no-untyped-def]
+    """Zeros in the partial sums of the vertices that the last tile lacks."""
+    if lanes < LANES:
+        scratch.partial[:] = 0.0
+
+
+@inner
 def sum_rows(scratch, at, arrays, bias):  # type: ignore[no-untyped-def]
     """One component of raw of eight vertices from its partial sums."""
     rows = load_tile(scratch.partial, at) + load_tile(scratch.partial, at + TILE)
@@ -210,6 +217,7 @@ def perturb(tiles, sizes, bound, arrays, scratch):  # type: ignore[no-untyped-de
     for tile in range(*tiles):
         first = tile * LANES
         lanes = min(LANES, sizes.vertices - first)
+        clear_absent(lanes, scratch)
         lay_out_base(sizes, first, lanes, arrays, scratch)
         for image in range(sizes.images):
             at = (image * sizes.vertices + first) * sizes.heads
@@ -230,7 +238,7 @@ def tile_count(sizes: FieldSizes) -> int:
 
 
 def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
-    """What a thread needs for itself; the partial sums of absent vertices are zeros."""
+    """What a thread needs for itself."""
     heads = sizes.heads
     counts = (3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE, heads * TILE, heads * LANES)
     return FieldScratch(*(np.zeros(count, dtype) for count in counts))

@@ -20,6 +20,7 @@ from quatsphere.kernels.numba_field import (
     FieldArrays,
     FieldSizes,
     add_product,
+    clear_absent,
     exponential,
     finish_network,
     lay_out_base,
@@ -198,6 +199,7 @@ def differentiate(tiles, sizes, bound, arrays, scratch, kept, gradients):  # typ
     for tile in range(*tiles):
         first = tile * LANES
         lanes, total = min(LANES, sizes.vertices - first), splat(arrays.base, 0.0)
+        clear_absent(lanes, scratch)
         lay_out_base(sizes, first, lanes, arrays, scratch)
         kept.sums[:] = 0.0
         for image in range(sizes.images):

@@ -113,7 +113,7 @@ def store_with_slope(tables, at, pair):  # type: ignore[no-untyped-def]
 
 @inner
 def whole(widths, first):  # type: ignore[no-untyped-def]
-    """Whether a block is full and its rows are whole vectors, so that it is copied eight numbers at a time."""
+    """Whether a block is full and its rows are whole tiles, so that it is copied sixteen numbers at a time."""
     return widths.channels == widths.narrow and first + TOKENS <= widths.tokens
 
 

@@ -56,8 +56,8 @@ def worthwhile(size: int) -> int:
 
 
 def share_out(function: Callable[..., None], count: int, size: int, *arguments: Any) -> None:
-    """function((start, stop), *arguments) over range(count), whose results have `size` numbers in all: one contiguous
-    share per thread that is worth it."""
+    """function((start, stop), *arguments) over range(count), about `size` numbers in all: one contiguous share per
+    thread that is worth it."""
     shares = min(worthwhile(size), max(1, count))
     bounds = [(count * share // shares, count * (share + 1) // shares) for share in range(shares)]
     if shares == 1:

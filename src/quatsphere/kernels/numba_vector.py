@@ -314,41 +314,6 @@ def _is_full(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
-def _pick(builder: Any, three: list[Any], order: list[int]) -> Any:
-    """Eight of the 24 numbers of three vectors."""
-    early = builder.shuffle_vector(three[0], three[1], _mask([i if i < 16 else 0 for i in order]))
-    return builder.shuffle_vector(early, three[2], _mask([n if i < 16 else i - 8 for n, i in enumerate(order)]))
-
-
-@instruction
-def load_triples(typingctx: Any, array: Any, index: Any) -> Any:
-    """(x, y, z), each eight lanes, from 24 consecutive numbers (x, y, z, x, y, z, ...)."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        starts = [builder.add(args[1], ir.Constant(args[1].type, LANES * i)) for i in range(3)]
-        rows = [_read(builder, _address(context, builder, array, args[0], at), array.dtype, LANES) for at in starts]
-        picked = [_pick(builder, rows, [3 * number + axis for number in range(LANES)]) for axis in range(3)]
-        return context.make_tuple(builder, sig.return_type, picked)
-
-    return types.UniTuple(Vector(array.dtype), 3)(array, types.intp), code
-
-
-@instruction
-def store_triples(typingctx: Any, array: Any, index: Any, triple: Any) -> Any:
-    """Write (x, y, z) as 24 consecutive numbers."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vectors = cgutils.unpack_tuple(builder, args[2], 3)
-        for i in range(3):
-            order = [LANES * (n % 3) + n // 3 for n in range(LANES * i, LANES * (i + 1))]
-            at = builder.add(args[1], ir.Constant(args[1].type, LANES * i))
-            where = builder.bitcast(_address(context, builder, array, args[0], at), _register(array.dtype).as_pointer())
-            builder.store(_pick(builder, vectors, order), where, align=FLOATS[array.dtype][1])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, triple), code
-
-
 @inner
 def load_some(array, index, count):  # type: ignore[no-untyped-def]
     """array[index : index + count], zero in the other lanes."""

@@ -87,7 +87,7 @@ def add_resampled(
     backend: str = "auto",
 ) -> Float[Tensor, "b t d"]:
     """The gated residual of eq:residual: update + gate * interp(x)."""
-    narrow = update.dtype != x.dtype or x.dtype not in (torch.float32, torch.float64)
-    if choose_backend(backend, x.device.type) == "numba_cpu" and not narrow:
+    mixed = update.dtype != x.dtype or x.dtype not in (torch.float32, torch.float64)
+    if choose_backend(backend, x.device.type) == "numba_cpu" and not mixed:
         return numba_cpu_resample.resample_onto(update, gate.to(x.dtype), x, indices, weights)
     return update + gate * resample_vertices(x, indices, weights, backend=backend)

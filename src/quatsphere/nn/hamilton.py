@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from quatsphere.geometry.quaternion import left_matrix
+from quatsphere.geometry.quaternion import full_precision, left_matrix
 from quatsphere.kernels import feed_forward
 
 
 def block_expand(weight: Float[Tensor, "h out inp 4"]) -> Float[Tensor, "h 4*out 4*inp"]:
     """Each quaternion weight as its real 4x4 block L(w): the dense matrix of y_o = Σ_i W_oi ⊗ x_i per head."""
     return left_matrix(weight).transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def _same(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
+    """By value: fused optimisers and `.data` change a weight without changing its version."""
+    if len(kept) != len(weights):
+        return False
+    return all(old.dtype == new.dtype and torch.equal(old, new) for old, new in zip(kept, weights, strict=True))
 
 
 class HamiltonLinear(nn.Module):
@@ -51,8 +59,7 @@ class HamiltonFFN(nn.Module):
         self.backend = backend
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
-        self._seen: tuple[object, ...] = ()
-        self._matrices: tuple[Tensor, Tensor] | None = None
+        self._kept: tuple[list[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def forward(
         self,
@@ -72,17 +79,17 @@ class HamiltonFFN(nn.Module):
     def matrices(
         self, post: HamiltonLinear | None = None
     ) -> tuple[Float[Tensor, "h wide c"], Float[Tensor, "h c wide"]]:
-        """(up @ post, down) as real matrices; without gradients they are kept until a weight changes."""
+        """(up @ post, down) as real matrices; without gradients on a CPU they are kept until a weight changes."""
         weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self.up.weight.is_cpu:
             return self._expand(*weights)
-        seen = tuple((weight._version, weight.data_ptr()) for weight in weights)
-        if self._matrices is None or seen != self._seen:
-            self._seen, self._matrices = seen, self._expand(*weights)
-        return self._matrices
+        kept = self._kept
+        if kept is None or not _same(kept[0], weights):
+            kept = self._kept = ([weight.detach().clone() for weight in weights], self._expand(*weights))
+        return kept[1]
 
     @staticmethod
     def _expand(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        with torch.autocast(up.device.type, enabled=False):
+        with full_precision(up):
             wide = block_expand(up)
             return wide if post is None else wide @ block_expand(post), block_expand(down)

@@ -9,8 +9,8 @@ from typing import Any
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.ledger_trained import POINT
-from quatsphere.study.claims.rules import Contrast, NoEffect, Value, difference
-from quatsphere.study.statistics import contrast, mean
+from quatsphere.study.claims.rules import Contrast, Value, difference
+from quatsphere.study.statistics import LEAST, LEVEL, contrast, mean
 from quatsphere.study.variants import VARIANTS
 
 Record = Mapping[str, Any]
@@ -233,9 +233,13 @@ class Tables:
         return spell(contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
 
     def equal(self, row: str, reference: str) -> str:
-        """yes, no or open: the verdict of an equivalence test with the ledger's margin."""
-        found = NoEffect(Contrast(difference(row, reference)), POINT).decide(self.evidence)
-        return {"holds": "yes", "fails": "no"}.get(found.verdict, "open") if found.n else NONE
+        """Within the ledger's margin: yes or no by one-sided tests, else open."""
+        found = Contrast(difference(row, reference)).estimate(self.evidence)
+        if found is None:
+            return NONE
+        if found.n >= LEAST and found.equivalence(POINT) < LEVEL:
+            return "yes"
+        return "no" if found.n >= LEAST and min(found.below(-POINT), found.above(POINT)) < LEVEL else "open"
 
     def quoted(self, row: str, dataset: str) -> str:
         """The paper's accuracy and change."""

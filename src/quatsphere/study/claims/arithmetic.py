@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config
+from quatsphere.config import AttentionConfig, DataConfig, OptimConfig, QSVConfig, ResNet20Config, TrainConfig
 from quatsphere.geometry import quaternion
 from quatsphere.geometry.neighbours import Metric, edge_ratio, nearest_neighbours
 from quatsphere.models import Model, build_model
@@ -39,6 +39,33 @@ def attention(dim: int | None = None) -> AttentionNet:
 def resnet20() -> Model:
     """ResNet-20 for 10 classes."""
     return build_model(ResNet20Config())
+
+
+@functools.cache
+def flat() -> AttentionNet:
+    """The matched baseline on the flat lattice."""
+    model = build_model(AttentionConfig(layout="plane"))
+    assert isinstance(model, AttentionNet)
+    return model
+
+
+def steps() -> tuple[float, ...]:
+    """Steps within the first shell, between shells, and rounds on the last."""
+    return 1, len(qsv().cross), len(qsv().rounds)
+
+
+def appendix() -> tuple[float, ...]:
+    """Model, schedule, optimisers, losses, augmentation, repulsion: the defaults, which are the paper's."""
+    data, model, optim, train = DataConfig(), QSVConfig(), OptimConfig(), TrainConfig()
+    return (
+        *(model.dim, model.heads, model.base_vertices, model.shells),
+        *(train.batch_size, train.epochs, train.patience or 0, train.min_delta),
+        *(optim.weight_decay, optim.peak_lr, optim.warmup, optim.div, optim.final_div),
+        *(optim.position_lr, optim.bound_lr_factor, optim.quaternion_lr),
+        *(train.label_smoothing, model.attention_dropout, model.output_dropout),
+        *(train.smoothness, train.head_diversity, train.beta_penalty),
+        *(data.crop_pad, optim.repulsion_neighbours, optim.repulsion_every, optim.repulsion_until),
+    )
 
 
 def millions(model: Model) -> float:

@@ -48,8 +48,8 @@ class Claim:
     statement: str
     paper: Number
     """The paper's value, in the paper's unit."""
-    form: Literal["mean", "single", "range", "exact", "cited"]
-    """What the value is: a mean of seeds, one run, a range, arithmetic, or another paper's."""
+    form: Literal["mean", "single", "range", "stated", "exact", "cited"]
+    """What the value is: a mean of seeds, one run, a range, words without a count, arithmetic, or another paper's."""
     n: int | None
     """Runs behind the paper's value, where it says so."""
     rule: Rule

@@ -16,13 +16,14 @@ STANDS_FOR = {"cifar10": ("cifar10", "digits"), "cifar100": ("cifar100", "cifar1
 """A claim's data set -> the data sets it may be decided on, the first that has cells."""
 VEHICLES = ("automobile", "truck", "ship", "frog")
 ANIMALS = ("cat", "bird", "dog", "deer")
+OTHERS = ("airplane", "horse")
 
 
 def roughness(record: Record) -> float | None:
     """Standard deviation of the loss differences between epochs after the warm-up: how noisy a loss curve is."""
     losses = [loss for loss in record["trajectory"]["train_loss"] if loss is not None]
     settings = record["config"]
-    losses = losses[round(settings["optim.warmup"] * settings["train.epochs"]) :]
+    losses = losses[math.ceil(settings["optim.warmup"] * settings["train.epochs"] - 1e-9) :]
     steps = [after - before for before, after in pairwise(losses)]
     return statistics.stdev(steps) if len(steps) > 1 else None
 
@@ -34,10 +35,24 @@ def falling_share(record: Record) -> float | None:
     return sum(after < before for before, after in pairs) / len(pairs) if pairs else None
 
 
-def last_motion(record: Record) -> float | None:
-    """Mean angle in radians by which the field moved in the last epoch."""
-    motion = [shells for shells in record["trajectory"]["field_motion"] if shells]
-    return statistics.mean(motion[-1]) if motion else None
+def tracking(record: Record) -> float | None:
+    """Correlation over the epochs of validation accuracy and accuracy on augmented training images."""
+    curves = (record["trajectory"]["train_accuracy"], record["trajectory"]["val_accuracy"])
+    pairs = [(a, b) for a, b in zip(*curves, strict=False) if a is not None and b is not None]
+    moving = all(len(set(curve)) > 1 for curve in zip(*pairs, strict=True))
+    return statistics.correlation(*zip(*pairs, strict=True)) if len(pairs) > 2 and moving else None
+
+
+def drift(record: Record) -> float | None:
+    """Mean angle in radians between the base quaternions and their start."""
+    angles = record.get("diagnostics", {}).get("drift", [])
+    return statistics.mean(angles) if angles else None
+
+
+def orientation_change(record: Record) -> float | None:
+    """Orientation spread of the last shell minus that of the first."""
+    spreads = _shells(record, record.get("diagnostics", {}).get("orientation_spread", []))
+    return spreads[-1] - spreads[0] if len(spreads) > 1 else None
 
 
 def beta_change(record: Record) -> float | None:
@@ -51,11 +66,14 @@ def cross_steps(record: Record, steps: list[float]) -> list[float]:
     return steps[1 : record["config"].get("model.shells", 0)]
 
 
-def nearest_share(record: Record) -> float | None:
-    """Smallest distance between two vertices of a shell over the mean spacing, the least over the shells."""
+def concentration(record: Record) -> float | None:
+    """Coulomb energy of the first shell over that of its start, minus 1: above 0 its vertices have moved together.
+
+    The first shell alone: the others get no gradient, and only repulsion moves them.
+    """
     inside = record.get("diagnostics", {})
-    pairs = zip(inside.get("nearest_min", []), inside.get("spacing", []), strict=True)
-    return min((nearest / spacing for nearest, spacing in pairs), default=None)
+    energy, start = inside.get("energy", []), inside.get("energy_start", [])
+    return energy[0] / start[0] - 1 if energy and start else None
 
 
 def interior_displacement(record: Record) -> float | None:
@@ -63,6 +81,22 @@ def interior_displacement(record: Record) -> float | None:
     inside = record.get("diagnostics", {})
     moved, spacing = inside.get("displacement", [])[1:], inside.get("spacing", [])[1:]
     return statistics.mean(m / s for m, s in zip(moved, spacing, strict=True)) if moved else None
+
+
+def easiest_gap(record: Record) -> float | None:
+    """Accuracy on the hardest of automobile, truck, ship, frog minus the better of airplane, horse, in points."""
+    classes = record.get("per_class", {})
+    if not all(name in classes for name in (*VEHICLES, *OTHERS)):
+        return None
+    return 100 * (min(classes[name] for name in VEHICLES) - max(classes[name] for name in OTHERS))
+
+
+def weakest_gap(record: Record) -> float | None:
+    """Accuracy on the easiest of cat, bird, dog, deer minus that on the hardest of all others, in points."""
+    classes = record.get("per_class", {})
+    if not all(name in classes for name in (*VEHICLES, *OTHERS, *ANIMALS)):
+        return None
+    return 100 * (max(classes[name] for name in ANIMALS) - min(classes[name] for name in (*VEHICLES, *OTHERS)))
 
 
 def class_gap(record: Record) -> float | None:
@@ -88,12 +122,13 @@ def clean_gap(record: Record) -> float | None:
 
 
 def decay_sum(record: Record) -> float:
-    """Σ learning rate * weight decay over the run: decay alone shrinks a weight by exp of minus this."""
+    """Σ learning rate * weight decay over the steps made: decay alone shrinks a weight by exp of minus this."""
     settings, steps = record["config"], record["steps"]
+    planned = round(steps * settings["train.epochs"] / record["epochs"])
     shape = SCHEDULES[settings["optim.schedule"]]
     arguments = (settings["optim.warmup"], settings["optim.div"], settings["optim.final_div"])
     every = max(1, steps // 1000)
-    shares = [shape(step, steps, *arguments) for step in range(0, steps, every)]
+    shares = [shape(step, planned, *arguments) for step in range(0, steps, every)]
     return float(settings["optim.peak_lr"] * settings["optim.weight_decay"] * steps * statistics.mean(shares))
 
 
@@ -103,19 +138,26 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "train": lambda record: 100 * record["trajectory"]["train_accuracy"][-1],
     "clean_train": lambda record: _percent(record.get("diagnostics", {}).get("clean_train_accuracy")),
     "clean_gap": clean_gap,
-    "speed": lambda record: statistics.median(record["trajectory"]["images_per_second"]),
-    "log_speed": lambda record: math.log(statistics.median(record["trajectory"]["images_per_second"])),
+    "speed": lambda record: max(record["trajectory"]["images_per_second"]),
+    "log_speed": lambda record: math.log(max(record["trajectory"]["images_per_second"])),
     "roughness": roughness,
     "falling": falling_share,
-    "motion": last_motion,
+    "tracking": tracking,
+    "drift": drift,
+    "orientation_change": orientation_change,
     "beta_change": beta_change,
-    "nearest": nearest_share,
+    "concentration": concentration,
     "interior": interior_displacement,
     "class_gap": class_gap,
     "cat_gap": cat_gap,
+    "easiest_gap": easiest_gap,
+    "weakest_gap": weakest_gap,
+    "generalisation": lambda record: _difference(clean_gap(record), _shortfall(record)),
     "decay": decay_sum,
 }
-"""name -> one number of a finished cell."""
+"""name -> one number of a finished cell; speeds are those of the fastest epoch, which other work disturbs least."""
+ACCURACIES = ("test", "val", "train")
+"""Metrics whose noise is that of all rows alike; of every other one, only the rows that are compared tell."""
 
 LISTS: dict[str, Callable[[Record], list[float]]] = {
     "entropy": lambda record: _through_training(record, "routing_entropy"),
@@ -123,7 +165,7 @@ LISTS: dict[str, Callable[[Record], list[float]]] = {
     "orientation": lambda record: _shells(record, record.get("diagnostics", {}).get("orientation_spread", [])),
     "score": lambda record: _shells(record, record.get("diagnostics", {}).get("score_spread", [])),
     "beta": lambda record: record["trajectory"]["beta"][-1],
-    "cross_beta": lambda record: cross_steps(record, record["trajectory"]["beta"][-1]),
+    "cross_beta": lambda record: _extremes(record, ("beta_min", "beta_max")),
     "agreement": lambda record: record.get("diagnostics", {}).get("agreement", []),
 }
 """name -> numbers of a finished cell, one per step or shell."""
@@ -139,8 +181,24 @@ def _shells(record: Record, steps: list[float]) -> list[float]:
 
 
 def _through_training(record: Record, name: str) -> list[float]:
-    """Mean over the steps, epoch by epoch."""
-    return [statistics.mean(steps) for steps in record["trajectory"][name] if steps]
+    """Shell by shell, epoch by epoch."""
+    return [value for steps in record["trajectory"][name] for value in _shells(record, steps)]
+
+
+def _extremes(record: Record, names: tuple[str, str]) -> list[float]:
+    """The least and the largest single value over the heads, of every cross-shell step."""
+    inside = record.get("diagnostics", {})
+    return [value for name in names for value in cross_steps(record, inside.get(name, []))]
+
+
+def _shortfall(record: Record) -> float | None:
+    """Points of clean training accuracy short of 100."""
+    fitted = _percent(record.get("diagnostics", {}).get("clean_train_accuracy"))
+    return None if fitted is None else 100 - fitted
+
+
+def _difference(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 class Evidence:

@@ -22,11 +22,24 @@ def cited(name: str, model: str, accuracy: float, paper: str) -> Claim:
     return Claim(name, "tab:context", f"{model} {accuracy} %", accuracy, "cited", None, Cited(paper), "static")
 
 
+def quoted(name: str, statement: str, value: float, paper: str) -> Claim:
+    """A size that the paper quotes from another."""
+    return Claim(name, "tab:context", statement, value, "cited", None, Cited(paper), "static")
+
+
+APPENDIX = (
+    256, 16, 128, 5, 128, 500, 50, 1e-4, 0.05, 1e-3, 0.1, 10, 100, 5e-5, 3, 2.5e-3, 0.1, 0.1, 0.1, 1e-3, 1e-2, 1e-5, 4,
+    8, 10, 0.4,
+)  # fmt: skip
+"""The appendix, in the order of `arithmetic.appendix`."""
+
 STATIC: tuple[Claim, ...] = (
     static("size.vertices", "sec:layout", "V = [128, 192, 256, 320, 384]", (128, 192, 256, 320, 384), a.vertices),
     static("size.neighbours", "eq:knn-budget", "K = [14, 14, 16, 16, 16]", (14, 14, 16, 16, 16), a.neighbours),
     static("size.radii", "sec:layout", "radii from 1.0 to 0.4", (1.0, 0.4), a.radii, 1e-6),
     static("size.edge_ratio", "sec:connectivity", "edge ratio about 0.05", 0.05, a.edges, 0.005),
+    static("size.steps", "sec:layout", "one step within a shell, four between shells, two rounds", (1, 4, 2), a.steps),
+    static("config.appendix", "sec:appendix-config", "the default configuration", APPENDIX, a.appendix),
     static("size.channels", "sec:appendix-config", "Q = d / 4H = 4", 4, lambda: a.qsv().config.channels),
     static("parameters.qsv", "tab:context", "QSV has 0.64M parameters", 0.64, lambda: a.millions(a.qsv()), 0.005),
     static(
@@ -44,6 +57,10 @@ STATIC: tuple[Claim, ...] = (
     static(
         "parameters.resnet20", "tab:context", "ResNet-20 has 0.27M parameters", 0.27,
         lambda: a.millions(a.resnet20()), 0.005,
+    ),
+    static(
+        "parameters.flat", "tab:context", "the flat control has 0.57M parameters", 0.57,
+        lambda: a.millions(a.flat()), 0.005,
     ),
     static("parameters.kernel", "sec:exp-baseline", "QSV's kernel costs about 87K", 87.0, a.kernel_parameters, 0.5),
     static(
@@ -119,9 +136,22 @@ STATIC: tuple[Claim, ...] = (
         "sum.clean_gap", "sec:exp-error", "clean training to test is roughly nine points", 9.0, lambda: 95.7 - 86.5,
         0.5,
     ),
+    static("sum.uniform_delta", "tab:ablation", "uniform routing changes -0.2", -0.2,
+        lambda: a.mean_of(85.3, 86.1) - a.mean_of(85.9, 86.0), 0.1),
+    static("sum.absolute_delta", "tab:ablation", "routing on |Re(r)| changes +0.3", 0.3,
+        lambda: a.mean_of(86.0, 86.5) - a.mean_of(85.9, 86.0), 0.1),
+    static("sum.geometric_delta", "tab:ablation", "geometric routing changes +0.0", 0.0,
+        lambda: a.mean_of(85.4, 86.5) - a.mean_of(85.9, 86.0), 0.1),
+    static("sum.uniform_delta_100", "tab:ablation", "uniform routing changes -0.4 on CIFAR-100", -0.4,
+        lambda: 59.7 - 60.1, 0.1),
+    static("sum.value_delta_100", "tab:ablation", "W_V -> identity costs 0.8 on CIFAR-100", -0.8, lambda: 62.6 - 63.4,
+        0.1),
     # literature rows
     cited("cited.resnet20", "ResNet-20", 91.3, "He et al. 2016"),
     cited("cited.resnet56", "ResNet-56", 93.0, "He et al. 2016"),
     cited("cited.vit_lite", "ViT-Lite-7/4", 93.6, "Hassani et al. 2021"),
     cited("cited.cct", "CCT-7/3x1", 96.5, "Hassani et al. 2021"),
+    quoted("quoted.resnet56", "ResNet-56 has 0.85M parameters", 0.85, "He et al. 2016"),
+    quoted("quoted.vit_lite", "ViT-Lite-7/4 has 3.7M parameters", 3.7, "Hassani et al. 2021"),
+    quoted("quoted.cct", "CCT-7/3x1 has 3.8M parameters", 3.8, "Hassani et al. 2021"),
 )  # fmt: skip

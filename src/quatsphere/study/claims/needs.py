@@ -8,15 +8,10 @@ from quatsphere.study.claims.evidence import METRICS, Evidence
 from quatsphere.study.plan import base_settings
 from quatsphere.study.scales import SCALES
 from quatsphere.study.variants import find_variant
+from quatsphere.train.same_run import MAY_CHANGE
 
-SIZE = (
-    "model.base_vertices",
-    "model.shells",
-    "train.epochs",
-    "train.batch_size",
-    "data.train_limit",
-    "data.trivial_augment",
-)
+FREE = MAY_CHANGE | {"train.seed", "model.budget"}
+"""Settings that do not belong to the size."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +22,12 @@ class PaperSize:
     dataset: str = "cifar10"
 
     def missing(self, evidence: Evidence) -> str:
-        """Whether one of the settings that make up the size differs."""
-        paper = base_settings(SCALES["paper"], self.dataset, find_variant(self.row).model)
+        """Whether a setting differs from the paper's that the row does not change."""
+        variant = find_variant(self.row)
+        paper = base_settings(SCALES["paper"], self.dataset, variant.model)
         settings = [record["config"] for record in evidence.of(self.dataset, self.row).values()]
-        same = all(each.get(key) == paper.get(key) for each in settings for key in SIZE)
+        asked = [key for key in paper if key not in FREE and key not in variant.changes]
+        same = all(each.get(key) == paper[key] for each in settings for key in asked)
         return "" if settings and same and evidence.dataset(self.dataset) == self.dataset else "needs the paper's size"
 
 
