@@ -8,7 +8,7 @@ from typing import Any
 
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence
-from quatsphere.study.claims.ledger_trained import POINT
+from quatsphere.study.claims.ledger_tables import POINT
 from quatsphere.study.claims.rules import Contrast, Value, difference
 from quatsphere.study.statistics import LEAST, LEVEL, contrast, mean
 from quatsphere.study.variants import VARIANTS

@@ -72,8 +72,8 @@ def concentration(record: Record) -> float | None:
     The first shell alone: the others get no gradient, and only repulsion moves them.
     """
     inside = record.get("diagnostics", {})
-    energy, start = inside.get("energy", []), inside.get("energy_start", [])
-    return energy[0] / start[0] - 1 if energy and start else None
+    energy, start = ((inside.get(name) or [None])[0] for name in ("energy", "energy_start"))
+    return energy / start - 1 if energy and start else None
 
 
 def interior_displacement(record: Record) -> float | None:

@@ -194,7 +194,8 @@ class Faster:
         )
         ours = math.exp(found.ours) if isinstance(found.ours, float) else None
         interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
-        return replace(found, ours=ours, interval=interval)
+        why = found.why.replace(f"{math.log(self.limit):g}", f"{self.limit:g}")
+        return replace(found, why=why, ours=ours, interval=interval)
 
 
 @dataclass(frozen=True)
