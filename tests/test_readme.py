@@ -64,3 +64,10 @@ def test_commands_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert set(re.findall(r"`quatsphere (\w+)", README)) <= set(VERBS)
     assert set(re.findall(r"--preset ([\w-]+)", README)) <= set(PRESETS)
+
+
+def test_results_are_those_of_the_page() -> None:
+    """The verdicts shown are the first ones of docs/results.md, word for word."""
+    shown = README.split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0].strip()
+    assert shown
+    assert shown in (ROOT / "docs" / "results.md").read_text()
