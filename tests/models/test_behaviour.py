@@ -12,6 +12,7 @@ from quatsphere import create_model
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import sphere
 from quatsphere.nn.layout import Layout, Shell
+from quatsphere.nn.shell_step import Residual
 
 
 def test_trace_names_every_intermediate() -> None:
@@ -88,7 +89,7 @@ def test_a_layout_of_ones_own() -> None:
     layout = Layout([Shell(points, True) for points in cloud], [5, 5, 6], "geometric")
     model = create_model("qsv", dim=32, heads=4, layout=layout)
     assert model.layout.vertex_counts == [20, 20, 30]
-    assert isinstance(model.cross[0].gate, torch.nn.Identity)  # equal sizes: the residual is added directly
+    assert isinstance(model.cross[0].gate, Residual)  # equal sizes: the residual is added directly
     model(torch.rand(2, 3, 32, 32)).sum().backward()
 
 

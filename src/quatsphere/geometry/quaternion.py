@@ -139,8 +139,9 @@ def full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
 def mean_rotation(q: Float[Tensor, "count 4"], doublings: int = 5) -> Float[Tensor, "4"]:
     """Sign-free mean q̄ of unit quaternions: dominant eigenvector of M = Σ q qᵀ by 2^doublings power iterations.
 
-    M is squared instead of applied that often. The start is fixed and generic, the largest component made positive: the
-    same answer every time, also for equal eigenvalues. No gradient flows: a near-degenerate spectrum has no usable one.
+    M is squared instead of applied that often. The start is fixed and generic (orthogonal to q̄, it gives way to the
+    largest column of M), the largest component made positive: the same answer every time, also for equal eigenvalues.
+    No gradient flows: a near-degenerate spectrum has no usable one.
     """
     with torch.no_grad(), full_precision(q):
         moment = q.T @ q / q.shape[0]
@@ -148,7 +149,7 @@ def mean_rotation(q: Float[Tensor, "count 4"], doublings: int = 5) -> Float[Tens
             moment = moment @ moment
             moment = moment / moment.norm()
         mean = moment @ torch.tensor([1.0, 0.5, 0.25, 0.125], dtype=q.dtype, device=q.device)
-        column = moment[:, moment.diagonal().argmax()]  # never zero, where the start may be orthogonal
+        column = moment.index_select(1, moment.diagonal().argmax().unsqueeze(0)).squeeze(1)
         mean = torch.where(mean.norm() > 1e-6, mean, column)
         mean = mean / mean.norm()
         largest = mean.gather(0, mean.abs().argmax().unsqueeze(0))
