@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatsphere.randomness import finalise, fold, keep_mask, name_seed, stream, uniform
+from quatsphere.randomness import finalise, fold, keep_mask, keep_scale, name_seed, stream, uniform
 
 
 def test_stream_is_splitmix64() -> None:
@@ -34,16 +34,16 @@ def test_uniform_moments() -> None:
 
 
 def test_keep_mask_keeps_the_mean_and_the_rate() -> None:
-    mask = keep_mask(fold(3, torch.arange(64)), (50, 33), 0.1, torch.float64)
-    assert abs((mask == 0).double().mean() - 0.1) < 0.003
-    assert abs(mask.mean() - 1) < 0.005
-    assert len(mask.unique()) == 2
+    mask = keep_mask(fold(3, torch.arange(64)), (50, 33), 0.1)
+    assert mask.dtype == torch.bool
+    assert abs((~mask).double().mean() - 0.1) < 0.003
+    assert abs(mask.double().mean() * keep_scale(0.1) - 1) < 0.005
 
 
 def test_keep_mask_depends_on_the_sample_alone() -> None:
     keys = fold(3, torch.arange(9))
-    whole = keep_mask(keys, (7, 5), 0.5, torch.float32)
-    parts = torch.cat([keep_mask(keys[i : i + 2], (7, 5), 0.5, torch.float32) for i in range(0, 9, 2)])
+    whole = keep_mask(keys, (7, 5), 0.5)
+    parts = torch.cat([keep_mask(keys[i : i + 2], (7, 5), 0.5) for i in range(0, 9, 2)])
     assert torch.equal(whole, parts)
 
 

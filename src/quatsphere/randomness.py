@@ -49,30 +49,34 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return _shift_right(stream(keys, count), 11).double() * 2.0**-53
 
 
-def draw_mask(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
-    """Inverted-dropout mask (B, *shape): 0 with probability `rate`, else 1 / (1 - rate); one key per sample.
+def dropped_of_65536(rate: float) -> int:
+    """A rate of dropout to the nearest 2**-16: four decisions of 16 bits come out of each int64 of a stream."""
+    return round(rate * 2**16)
 
-    Four decisions of 16 bits come out of each int64, so the rate is honoured to the nearest 2**-16 and the
-    surviving value is the inverse of the probability that is really used.
-    """
+
+def keep_scale(rate: float) -> float:
+    """What inverted dropout multiplies the survivors by: the inverse of the probability that is really used."""
+    return 2**16 / (2**16 - dropped_of_65536(rate))
+
+
+def draw_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+    """Dropout mask (B, *shape): False with probability `rate`; one key per sample."""
     count = math.prod(shape)
     bits = stream(keys, -(-count // 4)).view(torch.int16)[..., :count]
-    dropped = round(rate * 2**16)
-    keep = (bits >= dropped - 2**15).to(dtype) * (2**16 / (2**16 - dropped))
-    return keep.reshape(*keys.shape, *shape)
+    return (bits >= dropped_of_65536(rate) - 2**15).reshape(*keys.shape, *shape)
 
 
 @torch.library.custom_op("quatsphere::keep_mask", mutates_args=())
-def keep_mask(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
+def keep_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
     """`draw_mask` as a torch operator, so that torch.compile keeps it whole: the code it generates for the 64-bit
     stream on CPUs (torch 2.13) writes past its buffers. `kernels` gives it compiled loops on CPUs.
     """
-    return draw_mask(keys, shape, rate, dtype)
+    return draw_mask(keys, shape, rate)
 
 
 @keep_mask.register_fake
-def _(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
-    return keys.new_empty((*keys.shape, *shape), dtype=dtype)
+def _(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+    return keys.new_empty((*keys.shape, *shape), dtype=torch.bool)
 
 
 def name_seed(seed: int, name: str) -> int:

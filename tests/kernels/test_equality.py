@@ -40,7 +40,7 @@ def make_problem(
 
     if graph is None:
         graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)])
-    mask = (torch.rand(B, T, k, H, generator=generator, dtype=torch.float64) > 0.3) / 0.7
+    mask = torch.rand(B, T, k, H, generator=generator, dtype=torch.float64) > 0.3
     return Problem(
         Q.normalize(normal(B, T, H, 4)),
         Q.normalize(normal(B, S, H, 4)),
@@ -52,19 +52,20 @@ def make_problem(
         mask if keep else None,
         sphere.directions(normal(T, 3)),
         sphere.directions(normal(S, 3)),
+        1 / 0.7,
     )
 
 
 def run(problem: Problem, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Output and all gradients of a fixed scalar of it, by name."""
     leaves = {name: getattr(problem, name).to(dtype).requires_grad_() for name in DIFFERENTIABLE}
-    keep = None if problem.keep is None else problem.keep.to(dtype)
     out = quaternion_attention(
         **leaves,
         neighbours=problem.neighbours,
         routing=problem.routing,
         transport=problem.transport,
-        keep=keep,
+        keep=problem.keep,
+        keep_scale=problem.keep_scale,
         backend=backend,
     )
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
@@ -147,13 +148,16 @@ def test_autocast_inputs_are_widened_at_the_border() -> None:
         ({"backend": "cuda"}, "unknown backend 'cuda'; choose one of auto"),
         ({"beta": torch.ones(5)}, r"beta must have shape \(3,\): got \(5,\)"),
         ({"neighbours": torch.zeros(9, 4, dtype=torch.int32)}, "neighbours must be int64"),
+        ({"keep": torch.ones(2, 9, 4, 3)}, "keep must be bool: got torch.float32"),
         ({"routing": "geometric", "target_directions": None}, "geometric' needs target_directions"),
     ],
 )
 def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> None:
     problem = make_problem(5, (2, 9, 7, 4, 3, 2))
     arguments = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)} | change
-    if "beta" in change:  # shapes are checked by jaxtyping first under pytest: ask the problem itself
+    if (
+        "beta" in change or "keep" in change
+    ):  # shapes are checked by jaxtyping first under pytest: ask the problem itself
         with pytest.raises(ConfigError, match=message):
             Problem(**arguments)
         return

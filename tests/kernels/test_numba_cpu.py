@@ -93,13 +93,13 @@ def test_the_operator_keeps_torch_s_rules() -> None:
     problem = make_problem(5, (2, 6, 5, 3, 4, 2), "geometric")
     tensors = [problem.target_field, problem.source_field, problem.features.requires_grad_(), problem.neighbours]
     tensors += [problem.beta.requires_grad_(), None, problem.target_directions, problem.source_directions]
-    torch.library.opcheck(numba_cpu.attend, (*tensors, 3, 0))
+    torch.library.opcheck(numba_cpu.attend, (*tensors, 3, 0, 1.0))
 
 
 def test_compiled_whole_equals_eager() -> None:
     """The operator itself: dynamo cannot trace the shape checks that pytest wraps around the entry point."""
     problem = make_problem(6, (2, 6, 5, 3, 4, 2))
-    rest = (problem.neighbours, problem.beta, None, None, None, 0, 0)
+    rest = (problem.neighbours, problem.beta, None, None, None, 0, 0, 1.0)
 
     def attend(field: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         return numba_cpu.attend(problem.target_field, 1.0 * field, features + 1, *rest).sin()

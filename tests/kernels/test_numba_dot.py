@@ -16,9 +16,11 @@ from quatsphere.kernels.neighbour_ops import gather_sum
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
-def plain(queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None) -> Tensor:
+def plain(
+    queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float
+) -> Tensor:
     weights = dot_product_weights(queries, keys, neighbours)
-    return gather_sum(weights if keep is None else weights * keep, values, neighbours)
+    return gather_sum(weights if keep is None else weights * keep * keep_scale, values, neighbours)
 
 
 def make(seed: int, sizes: tuple[int, ...], keep: bool) -> tuple[list[Tensor], Tensor, Tensor | None]:
@@ -27,13 +29,13 @@ def make(seed: int, sizes: tuple[int, ...], keep: bool) -> tuple[list[Tensor], T
     generator = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(B, V, H, C, generator=generator, dtype=torch.float64) for V in (T, S, S)]
     graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)])
-    mask = (torch.rand(B, T, k, H, generator=generator) > 0.3).double() / 0.7
+    mask = torch.rand(B, T, k, H, generator=generator) > 0.3
     return tensors, graph, mask if keep else None
 
 
 def run(function, tensors: list[Tensor], graph: Tensor, keep: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
-    out = function(*leaves, graph, None if keep is None else keep.to(dtype))
+    out = function(*leaves, graph, keep, 1 / 0.7)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves)]
 
@@ -64,4 +66,4 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
 
 def test_the_operator_keeps_torch_s_rules() -> None:
     tensors, graph, keep = make(0, (2, 6, 5, 3, 2, 4), True)
-    torch.library.opcheck(numba_cpu_dot.dot_attend, (*(x.requires_grad_() for x in tensors), graph, keep, 0.5))
+    torch.library.opcheck(numba_cpu_dot.dot_attend, (*(x.requires_grad_() for x in tensors), graph, keep, 1 / 0.7, 0.5))

@@ -15,10 +15,10 @@ from quatsphere.kernels import numba_cpu, numba_cpu_hamilton
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
-def plain(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None) -> Tensor:
+def plain(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:
     hidden = F.gelu(torch.einsum("...hc,hmc->...hm", x, up))
     out = torch.einsum("...hm,hcm->...hc", hidden, down)
-    return out if keep is None else out * keep
+    return out if keep is None else out * keep * keep_scale
 
 
 def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: int) -> list[Tensor]:
@@ -29,8 +29,8 @@ def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: in
 
 def run(function, tensors: list[Tensor], dtype: torch.dtype, dropped: bool = False) -> list[Tensor]:
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
-    keep = (tensors[0] > -0.8).to(dtype) * 1.25 if dropped else None
-    out = function(*leaves, keep)
+    keep = tensors[0] > -0.8 if dropped else None
+    out = function(*leaves, keep, 1.25)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves)]
 
@@ -62,13 +62,13 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_token_has_the_same_bits_in_whole_and_in_partial_blocks(channels: int, dropped: bool) -> None:
     x, up, down = (part.float() for part in make(0, (70,), 3, channels, 2 * channels))
-    keep = (x > -0.8).float() * 1.25 if dropped else None
-    value = numba_cpu_hamilton.feed_forward(x, up, down, keep)
-    gradient, *_ = numba_cpu_hamilton.feed_forward_backward(value, x, up, down, keep)
+    keep = x > -0.8 if dropped else None
+    value = numba_cpu_hamilton.feed_forward(x, up, down, keep, 1.25)
+    gradient, *_ = numba_cpu_hamilton.feed_forward_backward(value, x, up, down, keep, 1.25)
     for tokens in (31, 33, 64):
         some, kept = slice(tokens), keep[:tokens] if keep is not None else None
-        assert torch.equal(numba_cpu_hamilton.feed_forward(x[some], up, down, kept), value[some])
-        found, *_ = numba_cpu_hamilton.feed_forward_backward(value[some], x[some], up, down, kept)
+        assert torch.equal(numba_cpu_hamilton.feed_forward(x[some], up, down, kept, 1.25), value[some])
+        found, *_ = numba_cpu_hamilton.feed_forward_backward(value[some], x[some], up, down, kept, 1.25)
         assert torch.equal(found, gradient[some])
 
 
@@ -81,5 +81,5 @@ def test_several_chunks_of_tokens_equal_the_plain_block() -> None:
 
 def test_the_operator_keeps_torch_s_rules() -> None:
     tensors = make(0, (2, 3), 2, 4, 16)
-    for keep in (None, torch.rand_like(tensors[0])):
-        torch.library.opcheck(numba_cpu_hamilton.feed_forward, (*(x.requires_grad_() for x in tensors), keep))
+    for keep in (None, torch.rand_like(tensors[0]) > 0.1):
+        torch.library.opcheck(numba_cpu_hamilton.feed_forward, (*(x.requires_grad_() for x in tensors), keep, 1.25))

@@ -66,8 +66,9 @@ def launches_of(problem: Problem, dtype: torch.dtype, monkeypatch: pytest.Monkey
             (triton_attention_backward, "target_gradients"), (triton_attention_backward, "source_gradients"),
         ):  # fmt: skip
             patch.setattr(room, name, Recorder(getattr(room, name), launches))
-        names = ("target_field", "source_field", "features", "neighbours", "beta", "keep")
-        tensors = [getattr(problem, name) for name in (*names, "target_directions", "source_directions")]
+        names = ("target_field", "source_field", "features", "neighbours", "beta")
+        tensors = [getattr(problem, name) for name in names] + [problem.survivors(dtype)]
+        tensors += [problem.target_directions, problem.source_directions]
         tensors = [t if t is None or t.dtype == torch.int64 else t.to(dtype) for t in tensors]
         rules = (ROUTINGS.index(problem.routing), TRANSPORTS.index(problem.transport))
         out = torch.zeros(

@@ -34,9 +34,9 @@ only_interpreted = pytest.mark.skipif(not triton_gpu.INTERPRETED, reason="an ass
 
 def cast(problem: Problem, dtype: torch.dtype, **others: torch.dtype) -> Problem:
     """The problem on the device under test, in `dtype`; some tensors by name in another type."""
-    names = [name for name in (*DIFFERENTIABLE, "keep") if getattr(problem, name) is not None]
-    tensors = {name: getattr(problem, name).to(DEVICE, others.get(name, dtype)) for name in names}
-    return replace(problem, neighbours=problem.neighbours.to(DEVICE), **tensors)
+    tensors = {name: getattr(problem, name).to(DEVICE, others.get(name, dtype)) for name in DIFFERENTIABLE}
+    keep = None if problem.keep is None else problem.keep.to(DEVICE)
+    return replace(problem, neighbours=problem.neighbours.to(DEVICE), keep=keep, **tensors)
 
 
 def run(backend: Any, problem: Problem) -> dict[str, Tensor]:

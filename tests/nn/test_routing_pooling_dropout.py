@@ -76,4 +76,4 @@ def test_dropout_is_a_function_of_the_key() -> None:
     assert torch.equal(whole[2:4], dropout(x[2:4], keys[2:4]))
     assert not torch.equal(whole, other(x, keys))
     assert torch.equal(dropout.eval()(x, keys), x)
-    assert KeyedDropout(0.0, "c").mask(keys, (3,), torch.float32) is None
+    assert KeyedDropout(0.0, "c").mask(keys, (3,)) is None

@@ -34,7 +34,9 @@ class DenseAttention(nn.Module):
         self.ours, self.heads = ours, ours.heads
         self.register_buffer("mask", None, persistent=False)
 
-    def forward(self, target: Tensor, source: Tensor, graph: Any, keep: object, trace: object) -> Tensor:
+    def forward(
+        self, target: Tensor, source: Tensor, graph: Any, keep: object, keep_scale: float, trace: object
+    ) -> Tensor:
         """The same function; the mask is made once (the baseline's positions are frozen)."""
         if self.mask is None:
             shape = target.shape[1], source.shape[1]

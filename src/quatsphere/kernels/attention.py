@@ -35,7 +35,7 @@ FUSED = {
     ),
 }
 """device type (ROCm's is cuda as well) -> (its own backend, why it runs, why it does not)."""
-Keep = Float[Tensor, "b t k h"] | Bool[Tensor, "b t k h"]
+Keep = Bool[Tensor, "b t k h"]
 
 
 def backends_on(device: str = "cpu") -> list[str]:
@@ -88,14 +88,15 @@ def quaternion_attention(
     routing: str = "alignment",
     transport: str = "sandwich",
     keep: Keep | None = None,
+    keep_scale: float = 1.0,
     target_directions: Float[Tensor, "t 3"] | None = None,
     source_directions: Float[Tensor, "s 3"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "b t h q 4"]:
     """z_i = Σ_j C_ij m_ij with C and m from one relative quaternion (eq:attn-weight).
 
-    Fields are unit quaternions, real part first. `keep` multiplies the weights after the softmax: pass zeros and
-    1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
+    Fields are unit quaternions, real part first. Where `keep` is False an edge is dropped after the softmax, the others
+    count `keep_scale` times: 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
     directions); `transport` sandwich, identity or one_sided; `backend` auto, reference, factored, numba_cpu or
     triton_gpu. The kernel casts at its border to the widest dtype of the inputs, at least float32; triton_gpu reads
     narrow features as they are and widens them on the way.
@@ -111,9 +112,10 @@ def quaternion_attention(
             beta.to(dtype),
             routing,
             transport,
-            None if keep is None else keep.to(dtype),
+            keep,
             None if target_directions is None else target_directions.to(dtype),
             None if source_directions is None else source_directions.to(dtype),
+            keep_scale,
         )
         return BACKENDS[backend](problem)
 
@@ -137,17 +139,17 @@ def dot_product_attention(
     neighbours: Int[Tensor, "t k"],
     *,
     keep: Keep | None = None,
+    keep_scale: float = 1.0,
     backend: str = "auto",
 ) -> Float[Tensor, "b t h c"]:
     """Scaled dot-product attention over the same graph: the matched baseline's kernel, fused as the other one is."""
     dtype = _working_dtype(queries, keys, values)
     with torch.autocast(values.device.type, enabled=False):
         queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
-        keep = None if keep is None else keep.to(dtype)
         if values.device.type == "cpu" and choose_backend(backend) == "numba_cpu":
-            return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep)
+            return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep, keep_scale)
         weights = dot_product_weights(queries, keys, neighbours)
-        return gather_sum(weights if keep is None else weights * keep, values, neighbours)
+        return gather_sum(weights if keep is None else weights * (keep.to(dtype) * keep_scale), values, neighbours)
 
 
 def _working_dtype(*tensors: Tensor) -> torch.dtype:

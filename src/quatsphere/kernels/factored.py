@@ -97,9 +97,7 @@ WEIGHTS: dict[str, Callable[[Problem], Tensor]] = {
 
 def quaternion_attention(problem: Problem) -> Tensor:
     """lower_i(Σ_j C_ij lift_j(x_j)) = Σ_j C_ij r_ij ⊗ x_j ⊗ r_ij* -> (B, T, H, Q, 4)."""
-    weights = WEIGHTS[problem.routing](problem)
-    if problem.keep is not None:
-        weights = weights * problem.keep
+    weights = problem.drop(WEIGHTS[problem.routing](problem))
     lifted = LIFT[problem.transport](problem.source_field, problem.features)
     aggregated = gather_sum(weights, lifted.flatten(-2), problem.neighbours).unflatten(-1, (-1, 4))
     return LOWER[problem.transport](problem.target_field, aggregated)

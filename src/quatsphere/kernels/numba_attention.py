@@ -27,10 +27,12 @@ from quatsphere.kernels.numba_transport import (
 )
 from quatsphere.kernels.numba_vector import (
     LANES,
+    fetch,
     inner,
+    keep_lanes,
     load,
     load_quaternions,
-    load_some,
+    prefetch,
     splat,
     store,
     store_quaternions,
@@ -38,6 +40,8 @@ from quatsphere.kernels.numba_vector import (
 )
 
 ALIGNMENT, ABSOLUTE, UNIFORM, GEOMETRIC = 0, 1, 2, 3
+AHEAD = 6
+"""Vertices that are fetched before their turn: an item reads every second half row, which the processor does not guess."""
 
 
 class Sizes(NamedTuple):
@@ -52,6 +56,7 @@ class Sizes(NamedTuple):
     routing: int
     transport: int
     dropped: bool
+    keep_scale: float
 
     @property
     def blocks(self) -> int:
@@ -108,6 +113,30 @@ def feature_place(sizes, vertices, item, vertex):  # type: ignore[no-untyped-def
 
 
 @inner
+def fetch_field(field, sizes, vertices, item, vertex):  # type: ignore[no-untyped-def]
+    """Ask for the quaternions of a vertex whose turn comes soon."""
+    image, first, count = item_heads(sizes, item)
+    fetch(field, ((image * vertices + vertex + AHEAD) * sizes.heads + first) * 4, 4 * count)
+
+
+@inner
+def fetch_features(tensor, sizes, vertices, item, vertex):  # type: ignore[no-untyped-def]
+    """Ask for the features of a vertex whose turn comes soon, to read or to write."""
+    offset, stride, count = feature_place(sizes, vertices, item, vertex + AHEAD)
+    fetch(tensor, offset, stride * count)
+
+
+@inner
+def fetch_keep(keep, sizes, item, vertex):  # type: ignore[no-untyped-def]
+    """Ask for the mask of a target whose turn comes soon: bytes, all heads side by side."""
+    if sizes.dropped:
+        image, _, _ = item_heads(sizes, item)
+        row = sizes.neighbours * sizes.heads
+        for place in range(0, row, 64):
+            prefetch(keep, (image * sizes.targets + vertex + AHEAD) * row + place)
+
+
+@inner
 def direction(directions, like, vertex):  # type: ignore[no-untyped-def]
     """(0, p) with the vertex's direction in every lane."""
     x, y, z = directions[3 * vertex], directions[3 * vertex + 1], directions[3 * vertex + 2]
@@ -148,6 +177,8 @@ def lift_sources(inputs, sizes, item, start, stop, tables):  # type: ignore[no-u
     """Lift the features of sources start..stop once, and write their keys."""
     row = sizes.channels * TILE
     for vertex in range(start, stop):
+        fetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
+        fetch_features(inputs.features, sizes, sizes.sources, item, vertex)
         q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         store_tile(tables.keys, vertex * TILE, source_key(inputs, sizes, q, vertex))
         place = feature_place(sizes, sizes.sources, item, vertex)
@@ -189,7 +220,7 @@ def apply_keep(inputs, sizes, item, vertex, weights, at, kept):  # type: ignore[
         weight = load(weights, slot * LANES)
         if sizes.dropped:
             edge = (image * sizes.targets + vertex) * k + slot
-            weight = weight * load_some(inputs.keep, edge * sizes.heads + first, count)
+            weight = keep_lanes(inputs.keep, edge * sizes.heads + first, count, weight) * sizes.keep_scale
         store(kept, at + slot * LANES, weight)
 
 
@@ -210,6 +241,9 @@ def attend_targets(inputs, sizes, item, start, stop, tables, scratch, out):  # t
     """Targets start..stop: weights, weighted sum in the shared frame, lowered once -> out (B, T, H, Q, 4)."""
     weights, zero = scratch[1], start - start
     for vertex in range(start, stop):
+        fetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
+        fetch_features(out, sizes, sizes.targets, item, vertex)
+        fetch_keep(inputs.keep, sizes, item, vertex)
         q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
         route(inputs, sizes, item, vertex, tables, target_key(inputs, sizes, q, vertex), scratch, zero, weights)
         offset, stride, count = feature_place(sizes, sizes.targets, item, vertex)

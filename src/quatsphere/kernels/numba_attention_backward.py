@@ -18,6 +18,9 @@ from quatsphere.kernels.numba_attention import (
     UNIFORM,
     direction,
     feature_place,
+    fetch_features,
+    fetch_field,
+    fetch_keep,
     item_heads,
     lift_vertex,
     load_field,
@@ -157,6 +160,11 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
     zero = splat(beta, 0.0)
     beta_gradient = zero
     for vertex in range(start, stop):
+        fetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
+        fetch_field(gradients.target_field, sizes, sizes.targets, item, vertex)
+        fetch_features(output_gradient, sizes, sizes.targets, item, vertex)
+        fetch_features(out, sizes, sizes.targets, item, vertex)
+        fetch_keep(inputs.keep, sizes, item, vertex)
         q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
         place = feature_place(sizes, sizes.targets, item, vertex)
         lift_vertex(sizes, q, output_gradient, place, tables.gradient, vertex * Q * TILE)
@@ -200,6 +208,9 @@ def source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, g
     image, first, count = item_heads(sizes, item)
     zero = splat(tables.kept, 0.0)
     for vertex in range(start, stop):
+        fetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
+        fetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
+        fetch_features(gradients.features, sizes, sizes.sources, item, vertex)
         q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         back = conjugate(q)
         matrix = rotation(back)

@@ -33,6 +33,7 @@ def quaternion_attention(problem: Problem) -> Tensor:
         problem.source_directions,
         ROUTINGS.index(problem.routing),
         TRANSPORTS.index(problem.transport),
+        problem.keep_scale,
     )
 
 
@@ -48,12 +49,13 @@ def attend(
     source_directions: Tensor | None,
     routing: int,
     transport: int,
+    keep_scale: float,
 ) -> Tensor:
     """The kernel of a `Problem`, routing and transport by their place in the lists of `problem`."""
     from quatsphere.kernels import numba_attention_parallel as loops
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    inputs, sizes = _arguments(tensors, routing, transport)
+    inputs, sizes = _arguments(tensors, routing, transport, keep_scale)
     out = features.new_empty(sizes.images, sizes.targets, *features.shape[2:])
     loops.attend(inputs, sizes, flat(out))
     return out
@@ -73,13 +75,14 @@ def attend_backward(
     source_directions: Tensor | None,
     routing: int,
     transport: int,
+    keep_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (target_field, source_field, features, beta, target_directions, source_directions)."""
     from quatsphere.kernels import numba_attention_parallel as loops
     from quatsphere.kernels.numba_attention_backward import Gradients
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    inputs, sizes = _arguments(tensors, routing, transport)
+    inputs, sizes = _arguments(tensors, routing, transport, keep_scale)
     items, chunks = sizes.images * sizes.blocks, -(-sizes.targets // loops.CHUNK)
     geometric = ROUTINGS[routing] == "geometric"
     into = (
@@ -126,7 +129,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     found = attend_backward(gradient, *ctx.saved_tensors, *ctx.rules)
     order = (found[0], found[1], found[2], None, found[3], None, found[4], found[5])
     needed = zip(order, ctx.needs_input_grad, strict=False)
-    return *(value if need else None for value, need in needed), None, None
+    return *(value if need else None for value, need in needed), None, None, None
 
 
 attend.register_autograd(_backward, setup_context=_save)
@@ -135,6 +138,11 @@ attend.register_autograd(_backward, setup_context=_save)
 def flat(tensor: Tensor) -> Any:
     """The tensor's numbers as a flat numpy array."""
     return tensor.detach().contiguous().numpy().reshape(-1)
+
+
+def flat_mask(keep: Tensor | None) -> Any:
+    """A dropout mask as a flat array of bytes, empty where nothing is dropped."""
+    return flat(torch.empty(0, dtype=torch.uint8) if keep is None else keep.view(torch.uint8))
 
 
 def check_neighbours(neighbours: Tensor, sources: int) -> None:
@@ -149,7 +157,7 @@ def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
     return torch.as_tensor(parts.numpy().sum(axis=axes, dtype="float64"), dtype=parts.dtype)
 
 
-def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int) -> tuple[Any, Any]:
+def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:
     """(Inputs, Sizes) of the compiled loops."""
     from quatsphere.kernels.numba_attention import Inputs, Sizes
 
@@ -162,6 +170,6 @@ def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int)
     T, k = neighbours.shape
     check_neighbours(neighbours, S)
     empty = features.new_empty(0)
-    present = [empty if tensor is None else tensor for tensor in tensors]
-    present[4] = F.pad(beta, (0, -H % LANES))
-    return Inputs(*map(flat, present)), Sizes(B, T, S, k, H, Q, routing, transport, keep is not None)
+    present = [flat(empty if tensor is None else tensor) for tensor in tensors]
+    present[4], present[5] = flat(F.pad(beta, (0, -H % LANES))), flat_mask(keep)
+    return Inputs(*present), Sizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale)

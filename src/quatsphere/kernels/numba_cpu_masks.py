@@ -7,20 +7,16 @@ import torch
 from torch import Tensor
 
 from quatsphere.kernels.numba_cpu import available, flat
-from quatsphere.randomness import keep_mask
-
-FLOATS = (torch.float32, torch.float64)
+from quatsphere.randomness import dropped_of_65536, keep_mask
 
 
-def fused_keep_mask(keys: Tensor, shape: Sequence[int], rate: float, dtype: torch.dtype) -> Tensor:
-    """`keep_mask` by compiled loops; the mask of a narrow dtype is a rounded float32 one."""
+def fused_keep_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+    """`keep_mask` by compiled loops."""
     from quatsphere.kernels import numba_masks as loops
 
-    wide = dtype if dtype in FLOATS else torch.float32
-    out = torch.empty(*keys.shape, *shape, dtype=wide)
-    dropped = round(rate * 2**16)
-    loops.fill_all(flat(keys), math.prod(shape), dropped - 2**15, 2**16 / (2**16 - dropped), flat(out))
-    return out.to(dtype)
+    out = torch.empty(*keys.shape, *shape, dtype=torch.bool)
+    loops.fill_all(flat(keys), math.prod(shape), dropped_of_65536(rate) - 2**15, flat(out))
+    return out
 
 
 def register_masks() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place, softmax
+from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place, fetch_features, softmax
 from quatsphere.kernels.numba_attention_backward import score_gradients
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen, reverse_graph
 from quatsphere.kernels.numba_threads import compiled, share_out
@@ -43,6 +43,7 @@ class DotTables(NamedTuple):
 def to_lanes(sizes, tensor, vertices, item, table):  # type: ignore[no-untyped-def]
     """(B, V, H, C) -> (V, C/4, 4, 8) of one item."""
     for vertex in range(vertices):
+        fetch_features(tensor, sizes, vertices, item, vertex)
         offset, stride, count = feature_place(sizes, vertices, item, vertex)
         for channel in range(sizes.channels):
             at = (vertex * sizes.channels + channel) * TILE
@@ -62,6 +63,7 @@ def weigh(inputs, sizes, item, vertex, tables, scratch, scale):  # type: ignore[
 @inner
 def from_lanes(sizes, vertices, item, vertex, row, out):  # type: ignore[no-untyped-def]
     """One vertex's sums (C/4, 4, 8) -> out (B, V, H, C)."""
+    fetch_features(out, sizes, vertices, item, vertex)
     offset, stride, count = feature_place(sizes, vertices, item, vertex)
     for channel in range(sizes.channels):
         store_quaternions(out, offset + 4 * channel, stride, count, load_tile(row, channel * TILE))

@@ -1,4 +1,4 @@
-"""GELU(x) = x Φ(x) and its slope Φ(x) + x φ(x) on eight lanes.
+"""GELU(x) = x Φ(x) and its slope Φ(x) + x φ(x) on the lanes of a vector.
 
 Both follow from the tail Φ(-a) and the density φ(a) at a = |x|: GELU = max(x, 0) - a Φ(-a), and its slope is
 Φ(-a) - a φ(a) for negative x, one minus that for positive x. The eighth roots of tail and density are so smooth that
@@ -15,7 +15,7 @@ from numba.extending import overload
 from numpy.polynomial import Polynomial
 
 from quatsphere.kernels.numba_math import exp_of_negative
-from quatsphere.kernels.numba_vector import LANES, fma, inner, insert, lane, splat, where_less
+from quatsphere.kernels.numba_vector import absolute, fma, inner, insert, lane, splat, where_less
 
 END = 6.0
 """Where a is cut: a Φ(-a) and a φ(a) are below 4e-8 from here on."""
@@ -48,7 +48,7 @@ def _eighth_power(x, c):  # type: ignore[no-untyped-def]
 def _parts(x):  # type: ignore[no-untyped-def]
     """(a = min(|x|, END), Φ(-a), x Φ(x)); NaN stays NaN."""
     zero, end = splat(x, 0.0), splat(x, END)
-    size = where_less(x, zero, zero - x, x)
+    size = absolute(x)
     a = where_less(end, size, end, size)
     tail = _eighth_power(a, TAIL)
     return a, tail, fma(zero - a, tail, where_less(zero, x, x, zero))
@@ -68,18 +68,12 @@ def _gelu_with_slope32(x):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _gelu_with_slope64(x):  # type: ignore[no-untyped-def]
+def _gelu_with_slope64(x, lanes):  # type: ignore[no-untyped-def]
     """By the C library, lane by lane: float64 is for checking, not for speed."""
     below = splat(x, 0.0)
-    for number in range(LANES):
+    for number in range(lanes):
         below = insert(below, number, 0.5 * math.erfc(-lane(x, number) * math.sqrt(0.5)))
     return x * below, fma(x, DENSITY * exp_of_negative(-0.5 * (x * x)), below)
-
-
-@inner
-def _gelu64(x):  # type: ignore[no-untyped-def]
-    value, _ = _gelu_with_slope64(x)
-    return value
 
 
 def gelu(x: Any) -> Any:
@@ -96,11 +90,13 @@ def gelu_with_slope(x: Any) -> Any:
 def _(x: Any) -> Any:
     if x.scalar == types.float32:
         return lambda x: _gelu32(x)
-    return lambda x: _gelu64(x)
+    lanes = x.lanes
+    return lambda x: _gelu_with_slope64(x, lanes)[0]
 
 
 @overload(gelu_with_slope, strict=False)
 def _(x: Any) -> Any:
     if x.scalar == types.float32:
         return lambda x: _gelu_with_slope32(x)
-    return lambda x: _gelu_with_slope64(x)
+    lanes = x.lanes
+    return lambda x: _gelu_with_slope64(x, lanes)

@@ -1,8 +1,8 @@
 """The loops of the Hamilton feed-forward block: y = keep W_down gelu(W_up x), one small pair of matrices per head.
 
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
-never written to memory, and recomputed for the gradient. Every product is the same register tile, four rows by sixteen
-columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched meanwhile. Weights
+never written to memory, and recomputed for the gradient. Every product is the same register tile, four or eight rows
+by sixteen columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched meanwhile. Weights
 are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
 """
 
@@ -12,7 +12,18 @@ import numpy as np
 
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
 from quatsphere.kernels.numba_threads import compiled, share_out
-from quatsphere.kernels.numba_vector import LANES, fma, inner, load, prefetch, splat, spread, store
+from quatsphere.kernels.numba_vector import (
+    WIDE,
+    fma,
+    inner,
+    keep_whole,
+    load_wide,
+    many_registers,
+    prefetch,
+    splat,
+    spread_wide,
+    store,
+)
 
 TOKENS = 32
 """Tokens of one head that pass together: activations and weights fit the first cache."""
@@ -20,11 +31,14 @@ CHUNK = 2048
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
 HEADS = 4
 """Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
-COLUMNS = 2 * LANES
+COLUMNS = WIDE
+TALL = many_registers()
+"""Whether a tile has eight rows instead of four: as many sums as the registers hold; no part of the result."""
 
 
 class Widths(NamedTuple):
-    """Tokens, heads, channels C per head, C and M in whole tiles, whether some of the output is dropped."""
+    """Tokens, heads, channels C per head, C and M in whole tiles, whether some of the output is dropped and what the
+    rest is then worth."""
 
     tokens: int
     heads: int
@@ -32,6 +46,7 @@ class Widths(NamedTuple):
     narrow: int
     wide: int
     dropped: bool
+    keep_scale: float
 
 
 class Matrices(NamedTuple):
@@ -54,61 +69,50 @@ class Block(NamedTuple):
 
 
 @inner
-def add_row(row, x, left, right):  # type: ignore[no-untyped-def]
-    """One row of the tile: two vectors plus x times two vectors."""
-    return fma(x, left, row[0]), fma(x, right, row[1])
+def add_rows(rows, x, at, step, right):  # type: ignore[no-untyped-def]
+    """Four rows of the tile plus x[at + r step] times one row of the right matrix."""
+    return (
+        fma(spread_wide(x, at), right, rows[0]),
+        fma(spread_wide(x, at + step), right, rows[1]),
+        fma(spread_wide(x, at + 2 * step), right, rows[2]),
+        fma(spread_wide(x, at + 3 * step), right, rows[3]),
+    )
 
 
 @inner
 def tile(x, at, row, step, w, column, width, count):  # type: ignore[no-untyped-def]
-    """Σ_k x[at + r row + k step] w[k width + column + (0..15)] for four rows r: eight vectors held in registers."""
-    zero = splat(w, 0.0)
-    a, b, c, d = (zero, zero), (zero, zero), (zero, zero), (zero, zero)
+    """Σ_k x[at + r row + k step] w[k width + column + (0..15)] for the rows r of a tile, held in registers."""
+    zero = splat(load_wide(w, column), 0.0)
+    top, bottom = (zero, zero, zero, zero), (zero, zero, zero, zero)
     for _ in range(count):
-        left, right = load(w, column), load(w, column + LANES)
-        a = add_row(a, spread(x, at), left, right)
-        b = add_row(b, spread(x, at + row), left, right)
-        c = add_row(c, spread(x, at + 2 * row), left, right)
-        d = add_row(d, spread(x, at + 3 * row), left, right)
+        right = load_wide(w, column)
+        top = add_rows(top, x, at, row, right)
+        if TALL:
+            bottom = add_rows(bottom, x, at + 4 * row, row, right)
         at += step
         column += width
-    return a, b, c, d
+    return top, bottom
 
 
 @inner
-def load_pair(table, at):  # type: ignore[no-untyped-def]
-    """Sixteen numbers."""
-    return load(table, at), load(table, at + LANES)
-
-
-@inner
-def store_pair(table, at, pair):  # type: ignore[no-untyped-def]
-    """Sixteen numbers."""
-    store(table, at, pair[0])
-    store(table, at + LANES, pair[1])
-
-
-@inner
-def add_pair(table, at, pair):  # type: ignore[no-untyped-def]
+def add_to(table, at, vector):  # type: ignore[no-untyped-def]
     """Sixteen numbers, added to what is there."""
-    store(table, at, load(table, at) + pair[0])
-    store(table, at + LANES, load(table, at + LANES) + pair[1])
+    store(table, at, load_wide(table, at) + vector)
 
 
 @inner
-def store_gelu(table, at, pair):  # type: ignore[no-untyped-def]
+def store_gelu(table, at, vector):  # type: ignore[no-untyped-def]
     """gelu of sixteen numbers."""
-    store(table, at, gelu(pair[0]))
-    store(table, at + LANES, gelu(pair[1]))
+    store(table, at, gelu(vector))
 
 
 @inner
-def store_with_slope(tables, at, pair):  # type: ignore[no-untyped-def]
-    """tables = (activation, its gradient): gelu in place, and the gradient, given as the pair, times its slope."""
+def store_with_slope(tables, at, vector):  # type: ignore[no-untyped-def]
+    """tables = (activation, its gradient): gelu in place, and the gradient, given as the vector, times its slope."""
     activation, gradient = tables
-    left, right = gelu_with_slope(load(activation, at)), gelu_with_slope(load(activation, at + LANES))
-    store_pair(activation, at, (left[0], right[0]))
-    store_pair(gradient, at, (left[1] * pair[0], right[1] * pair[1]))
+    value, slope = gelu_with_slope(load_wide(activation, at))
+    store(activation, at, value)
+    store(gradient, at, slope * vector)
 
 
 @inner
@@ -140,7 +144,7 @@ def read_block(tensor, widths, head, first, table):  # type: ignore[no-untyped-d
     if whole(widths, first):
         for token in range(TOKENS):
             for channel in range(0, C, COLUMNS):
-                store_pair(table, token * C + channel, load_pair(tensor, start + token * row + channel))
+                store(table, token * C + channel, load_wide(tensor, start + token * row + channel))
     else:
         for token in range(TOKENS):
             for channel in range(C):
@@ -155,7 +159,7 @@ def write_block(table, widths, head, first, tensor):  # type: ignore[no-untyped-
     if whole(widths, first):
         for token in range(TOKENS):
             for channel in range(0, C, COLUMNS):
-                store_pair(tensor, start + token * row + channel, load_pair(table, token * C + channel))
+                store(tensor, start + token * row + channel, load_wide(table, token * C + channel))
     else:
         for token in range(min(TOKENS, widths.tokens - first)):
             for channel in range(widths.channels):
@@ -171,13 +175,22 @@ def drop(table, keep, widths, head, first):  # type: ignore[no-untyped-def]
     if widths.dropped and whole(widths, first):
         for token in range(TOKENS):
             for channel in range(0, C, COLUMNS):
-                kept, at = load_pair(keep, start + token * row + channel), token * C + channel
-                block = load_pair(table, at)
-                store_pair(table, at, (block[0] * kept[0], block[1] * kept[1]))
+                kept = keep_whole(keep, start + token * row + channel, load_wide(table, token * C + channel))
+                store(table, token * C + channel, kept * widths.keep_scale)
     elif widths.dropped:
         for token in range(min(TOKENS, widths.tokens - first)):
             for channel in range(widths.channels):
-                table[token * C + channel] *= keep[start + token * row + channel]
+                kept = keep[start + token * row + channel] != 0
+                table[token * C + channel] *= widths.keep_scale if kept else 0.0
+
+
+@inner
+def put_rows(put, into, at, width, rows):  # type: ignore[no-untyped-def]
+    """Four rows of a finished tile."""
+    put(into, at, rows[0])
+    put(into, at + width, rows[1])
+    put(into, at + 2 * width, rows[2])
+    put(into, at + 3 * width, rows[3])
 
 
 @inner
@@ -186,14 +199,13 @@ def multiply(left, row_step, step, rows, right, width, count, put, into):  # typ
 
     The sum over k is in order.
     """
-    for row in range(0, rows, 4):
+    for row in range(0, rows, 8 if TALL else 4):
         for column in range(0, width, COLUMNS):
-            sums = tile(left, row * row_step, row_step, step, right, column, width, count)
+            top, bottom = tile(left, row * row_step, row_step, step, right, column, width, count)
             at = row * width + column
-            put(into, at, sums[0])
-            put(into, at + width, sums[1])
-            put(into, at + 2 * width, sums[2])
-            put(into, at + 3 * width, sums[3])
+            put_rows(put, into, at, width, top)
+            if TALL:
+                put_rows(put, into, at + 4 * width, width, bottom)
 
 
 @inner
@@ -217,7 +229,7 @@ def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[
                 fetch_next(x, widths, head, first)
                 multiply(block.x, C, 1, TOKENS, matrices.up[here], M, widths.channels, store_gelu, block.activation)
                 fetch_next(out, widths, head, first)
-                multiply(block.activation, M, 1, TOKENS, matrices.down[here], C, M, store_pair, block.result)
+                multiply(block.activation, M, 1, TOKENS, matrices.down[here], C, M, store, block.result)
                 drop(block.result, keep, widths, head, first)
                 write_block(block.result, widths, head, first, out)
 
@@ -232,15 +244,15 @@ def differentiate_block(widths, matrices, block, head, first, inputs, into, part
     read_block(gradient, widths, head, first, block.gradient)
     drop(block.gradient, keep, widths, head, first)
     fetch_next(x, widths, head, first)
-    multiply(block.x, C, 1, TOKENS, matrices.up[here], M, channels, store_pair, block.activation)
+    multiply(block.x, C, 1, TOKENS, matrices.up[here], M, channels, store, block.activation)
     fetch_next(gradient, widths, head, first)
     wide = block.activation, block.wide_gradient
     multiply(block.gradient, C, 1, TOKENS, matrices.down_back[here], M, channels, store_with_slope, wide)
-    multiply(block.wide_gradient, M, 1, TOKENS, matrices.up_back[here], C, M, store_pair, block.result)
+    multiply(block.wide_gradient, M, 1, TOKENS, matrices.up_back[here], C, M, store, block.result)
     write_block(block.result, widths, head, first, into[0])
     fetch_next(into[0], widths, head, first)
-    multiply(block.x, 1, C, channels, block.wide_gradient, M, TOKENS, add_pair, into[1][sums])
-    multiply(block.activation, 1, M, M, block.gradient, C, TOKENS, add_pair, into[2][sums])
+    multiply(block.x, 1, C, channels, block.wide_gradient, M, TOKENS, add_to, into[1][sums])
+    multiply(block.activation, 1, M, M, block.gradient, C, TOKENS, add_to, into[2][sums])
 
 
 @compiled

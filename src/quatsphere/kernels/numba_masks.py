@@ -24,8 +24,8 @@ def finalise(x):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def fill(images, keys, count, threshold, values, words, out):  # type: ignore[no-untyped-def]
-    """Masks (count,) of these images: values[1] where a number of the stream reaches the threshold, else values[0].
+def fill(images, keys, count, threshold, words, out):  # type: ignore[no-untyped-def]
+    """Masks (count,) of these images: whether a number of the stream reaches the threshold.
 
     `words` is room for some of the stream, as numbers of 64 bits and as four times as many of 16.
     """
@@ -38,15 +38,14 @@ def fill(images, keys, count, threshold, values, words, out):  # type: ignore[no
                 whole[place] = finalise(counter)
             here = out[image * count + start : image * count + min(start + len(quarters), count)]
             for place in range(len(here)):
-                here[place] = values[1] if quarters[place] >= threshold else values[0]
+                here[place] = quarters[place] >= threshold
 
 
-def fill_all(keys: Any, count: int, threshold: int, kept: float, out: Any) -> None:
+def fill_all(keys: Any, count: int, threshold: int, out: Any) -> None:
     """Masks (B, count) of all keys."""
-    values = np.array([0.0, kept], out.dtype)
 
     def run(images: Part) -> None:
         whole = np.empty(WORDS, np.uint64)
-        fill(images, keys, count, np.int16(threshold), values, (whole, whole.view(np.int16)), out)
+        fill(images, keys, count, np.int16(threshold), (whole, whole.view(np.int16)), out)
 
     share_out(run, len(keys), out.size)

@@ -1,9 +1,9 @@
-"""A vector of eight numbers as a Numba type: what stays in registers and in which order it is added is then explicit.
+"""A vector of numbers as a Numba type: what stays in registers and in which order it is added is then explicit.
 
 Numba leaves vectorising to LLVM, which does not see through (..., 4) layouts and keeps no tile of accumulators in
 registers. Here `load`, `store`, `fma` and the operators work on eight lanes at a time (one AVX register of float32,
-two of float64; LLVM splits or widens for other machines). Nothing is reassociated: a result depends on the numbers
-alone, never on how work was shared out.
+two of float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of
+AVX). Nothing is reassociated: a result depends on the numbers alone, never on how work was shared out.
 
 `load_quaternions` and `store_quaternions` turn eight rows of four components into four vectors of eight lanes and
 back, so that component-last tensors are read and written without a permuted copy.
@@ -16,12 +16,18 @@ from typing import Any
 
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 ir = cgutils.ir  # llvmlite's, through Numba
-LANES = 8
+LANES, WIDE = 8, 16
 FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(), 8, 64)}
+
+
+def many_registers() -> bool:
+    """Whether sixteen lanes of float32 are one register of which there are thirty-two (AVX-512)."""
+    return "+avx512f" in get_host_cpu_features()
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -45,27 +51,27 @@ def instruction(function: Callable[..., Any]) -> Any:
 
 
 class Vector(types.Type):
-    """Eight lanes of float32 or float64."""
+    """Eight or sixteen lanes of float32 or float64."""
 
-    def __init__(self, scalar: Any) -> None:
-        self.scalar = scalar
-        super().__init__(name=f"Vector({scalar})")
+    def __init__(self, scalar: Any, lanes: int = LANES) -> None:
+        self.scalar, self.lanes = scalar, lanes
+        super().__init__(name=f"Vector({scalar}, {lanes})")
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Vector) -> None:
-        super().__init__(manager, vector, _register(vector.scalar))
+        super().__init__(manager, vector, _register(vector.scalar, vector.lanes))
 
 
 def _register(scalar: Any, lanes: int = LANES) -> Any:
     return ir.VectorType(FLOATS[scalar][0], lanes)
 
 
-def _splat(builder: Any, scalar: Any) -> Any:
-    empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+def _splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
+    empty = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, empty, _mask([0] * LANES))
+    return builder.shuffle_vector(first, empty, _mask([0] * lanes))
 
 
 def _mask(order: list[int]) -> Any:
@@ -84,7 +90,8 @@ def _operator(python_operator: Callable[..., Any], emit: Callable[[Any, Any, Any
             return None
 
     def lower(context: Any, build: Any, sig: Any, args: Any) -> Any:
-        sides = [a if isinstance(t, Vector) else _splat(build, a) for t, a in zip(sig.args, args, strict=True)]
+        lanes = sig.return_type.lanes
+        sides = [a if isinstance(t, Vector) else _splat(build, a, lanes) for t, a in zip(sig.args, args, strict=True)]
         return emit(build, *sides)
 
     for sides in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
@@ -106,31 +113,40 @@ def _read(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
     return builder.load(builder.bitcast(address, _register(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
 
 
-def _call(builder: Any, name: str, scalar: Any, args: Any) -> Any:
+def _call(builder: Any, name: str, vector: Vector, args: Any) -> Any:
     """LLVM's own function of this name on whole vectors."""
-    kind = _register(scalar)
-    full = f"llvm.{name}.v{LANES}f{FLOATS[scalar][2]}"
+    kind = _register(vector.scalar, vector.lanes)
+    full = f"llvm.{name}.v{vector.lanes}f{FLOATS[vector.scalar][2]}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * len(args)), full)
     return builder.call(function, args)
+
+
+def _load(array: Any, lanes: int) -> Any:
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _read(builder, _address(context, builder, array, *args), array.dtype, lanes)
+
+    return Vector(array.dtype, lanes)(array, types.intp), code
 
 
 @instruction
 def load(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index : index + 8] of a flat array as a vector."""
+    return _load(array, LANES)
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _read(builder, _address(context, builder, array, *args), array.dtype, LANES)
 
-    return Vector(array.dtype)(array, types.intp), code
+@instruction
+def load_wide(typingctx: Any, array: Any, index: Any) -> Any:
+    """array[index : index + 16] of a flat array as a vector."""
+    return _load(array, WIDE)
 
 
 @instruction
 def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
-    """array[index : index + 8] = vector."""
+    """array[index : index + lanes] = vector."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         address = _address(context, builder, array, args[0], args[1])
-        where = builder.bitcast(address, _register(array.dtype).as_pointer())
+        where = builder.bitcast(address, _register(array.dtype, vector.lanes).as_pointer())
         builder.store(args[2], where, align=FLOATS[array.dtype][1])
         return context.get_dummy_value()
 
@@ -155,23 +171,32 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @instruction
 def splat(typingctx: Any, like: Any, number: Any) -> Any:
-    """The number in every lane, in the precision of `like` (an array or a vector)."""
-    scalar = like.scalar if isinstance(like, Vector) else like.dtype
+    """The number in every lane, in the precision of `like` (an array, for eight lanes, or a vector)."""
+    kind = like if isinstance(like, Vector) else Vector(like.dtype)
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _splat(builder, args[1])
+        return _splat(builder, args[1], kind.lanes)
 
-    return Vector(scalar)(like, scalar), code
+    return kind(like, kind.scalar), code
+
+
+def _spread(array: Any, lanes: int) -> Any:
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, builder.load(_address(context, builder, array, *args)), lanes)
+
+    return Vector(array.dtype, lanes)(array, types.intp), code
 
 
 @instruction
 def spread(typingctx: Any, array: Any, index: Any) -> Any:
-    """array[index] in every lane; the index is not negative."""
+    """array[index] in eight lanes; the index is not negative."""
+    return _spread(array, LANES)
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _splat(builder, builder.load(_address(context, builder, array, *args)))
 
-    return Vector(array.dtype)(array, types.intp), code
+@instruction
+def spread_wide(typingctx: Any, array: Any, index: Any) -> Any:
+    """array[index] in sixteen lanes."""
+    return _spread(array, WIDE)
 
 
 @instruction
@@ -179,7 +204,7 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c, rounded once."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _call(builder, "fma", a.scalar, args)
+        return _call(builder, "fma", a, args)
 
     return a(a, a, a), code
 
@@ -189,7 +214,17 @@ def sqrt(typingctx: Any, a: Any) -> Any:
     """√a."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _call(builder, "sqrt", a.scalar, args)
+        return _call(builder, "sqrt", a, args)
+
+    return a(a), code
+
+
+@instruction
+def absolute(typingctx: Any, a: Any) -> Any:
+    """|a|."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call(builder, "fabs", a, args)
 
     return a(a), code
 
@@ -225,18 +260,31 @@ def where_less(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
 
 
 @instruction
+def keep_whole(typingctx: Any, mask: Any, index: Any, vector: Any) -> Any:
+    """The vector, with zeros in the lanes whose byte of mask[index:] is zero."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bytes_ = ir.VectorType(ir.IntType(8), vector.lanes)
+        where = builder.bitcast(_address(context, builder, mask, args[0], args[1]), bytes_.as_pointer())
+        kept = builder.icmp_unsigned("!=", builder.load(where, align=1), ir.Constant(bytes_, [0] * vector.lanes))
+        return builder.select(kept, args[2], ir.Constant(args[2].type, [0.0] * vector.lanes))
+
+    return vector(mask, types.intp, vector), code
+
+
+@instruction
 def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
     """The bits of each lane plus `bias`, moved up into the exponent: 2ⁿ of an n in the lowest mantissa bits."""
     _, size, width = FLOATS[vector.scalar]
     mantissa = 23 if size == 4 else 52
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integers = ir.VectorType(ir.IntType(width), LANES)
+        lanes = vector.lanes
+        integers = ir.VectorType(ir.IntType(width), lanes)
         bits = builder.bitcast(args[0], integers)
-        biased = builder.add(
-            bits, _splat(builder, builder.trunc(args[1], ir.IntType(width)) if width < 64 else args[1])
-        )
-        return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * LANES)), args[0].type)
+        number = builder.trunc(args[1], ir.IntType(width)) if width < 64 else args[1]
+        biased = builder.add(bits, _splat(builder, number, lanes))
+        return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * lanes)), args[0].type)
 
     return vector(vector, types.int64), code
 
@@ -323,3 +371,21 @@ def load_some(array, index, count):  # type: ignore[no-untyped-def]
     for number in range(count):
         vector = insert(vector, number, array[index + number])
     return vector
+
+
+@inner
+def keep_lanes(mask, index, count, vector):  # type: ignore[no-untyped-def]
+    """The vector with zeros where mask[index : index + count] is zero; the other lanes as they are."""
+    if count == LANES:
+        return keep_whole(mask, index, vector)
+    for number in range(count):
+        if mask[index + number] == 0:
+            vector = insert(vector, number, 0.0)
+    return vector
+
+
+@inner
+def fetch(array, at, count):  # type: ignore[no-untyped-def]
+    """Ask for the cache lines of array[at : at + count] (of float32; every second one of float64)."""
+    for number in range(0, count, WIDE):
+        prefetch(array, at + number)

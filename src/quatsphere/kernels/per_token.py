@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.geometry import quaternion
@@ -21,17 +21,18 @@ def feed_forward(
     up: Float[Tensor, "h wide c"],
     down: Float[Tensor, "h c wide"],
     *,
-    keep: Float[Tensor, "b v h c"] | None = None,
+    keep: Bool[Tensor, "b v h c"] | None = None,
+    keep_scale: float = 1.0,
     backend: str = "auto",
 ) -> Float[Tensor, "b v h c"]:
     """keep down_h gelu(up_h x_h) per head, with real matrices (block-expanded quaternion weights), the exact GELU and,
-    where given, the mask of inverted dropout."""
+    where given, the mask of a dropout whose survivors count `keep_scale` times."""
     if choose_backend(backend, x.device.type) == "numba_cpu":
         with torch.autocast("cpu", enabled=False):
-            return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype), keep)
+            return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype), keep, keep_scale)
     hidden = F.gelu(torch.einsum("bvhc,hmc->bvhm", x, up))
     out = torch.einsum("bvhm,hcm->bvhc", hidden, down)
-    return out if keep is None else out * keep
+    return out if keep is None else out * (keep.to(out.dtype) * keep_scale)
 
 
 def tangent(

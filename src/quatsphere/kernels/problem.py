@@ -18,7 +18,8 @@ class Problem:
     """One application of the kernel: targets (T) listen to k of the sources (S).
 
     target_field (B, T, H, 4), source_field (B, S, H, 4), features (B, S, H, Q, 4), neighbours (T, k) int64,
-    beta (H,), keep (B, T, k, H) or None, directions (T, 3) and (S, 3) or None.
+    beta (H,), keep (B, T, k, H) bool or None, directions (T, 3) and (S, 3) or None. Kept weights count keep_scale
+    times.
     """
 
     target_field: Tensor
@@ -31,6 +32,7 @@ class Problem:
     keep: Tensor | None
     target_directions: Tensor | None
     source_directions: Tensor | None
+    keep_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _check_name("routing", self.routing, ROUTINGS)
@@ -46,11 +48,24 @@ class Problem:
             raise ConfigError(f"neighbours must be int64: got {self.neighbours.dtype}; call .long()")
         if self.keep is not None:
             _check_shape("keep", self.keep, (B, T, k, H))
+            if self.keep.dtype != torch.bool:
+                raise ConfigError(
+                    f"keep must be bool: got {self.keep.dtype}; give what survivors are worth as keep_scale"
+                )
         if self.routing == "geometric":
             if self.target_directions is None or self.source_directions is None:
                 raise ConfigError("routing 'geometric' needs target_directions (T, 3) and source_directions (S, 3)")
             _check_shape("target_directions", self.target_directions, (T, 3))
             _check_shape("source_directions", self.source_directions, (S, 3))
+
+    def survivors(self, dtype: torch.dtype) -> Tensor | None:
+        """What multiplies the weights after the softmax: keep_scale where kept, else zero; None where all are."""
+        return None if self.keep is None else self.keep.to(dtype) * self.keep_scale
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """The weights after dropout."""
+        survivors = self.survivors(weights.dtype)
+        return weights if survivors is None else weights * survivors
 
 
 def _check_name(what: str, name: str, choices: tuple[str, ...]) -> None:

@@ -52,9 +52,7 @@ LOGITS: dict[str, Callable[[Problem], Tensor]] = {
 
 def quaternion_attention(problem: Problem) -> Tensor:
     """C_ij = softmax_j(β_h logit_ij), m_ij = r_ij ⊗ x_j ⊗ r_ij*, z_i = Σ_j C_ij m_ij -> (B, T, H, Q, 4)."""
-    weights = torch.softmax(problem.beta * LOGITS[problem.routing](problem), dim=2)
-    if problem.keep is not None:
-        weights = weights * problem.keep
+    weights = problem.drop(torch.softmax(problem.beta * LOGITS[problem.routing](problem), dim=2))
     neighbour_features = _gather(problem.features, problem.neighbours)
     message = MESSAGES[problem.transport](_relative(problem)[..., None, :], neighbour_features)
     return (weights[..., None, None] * message).sum(dim=2)

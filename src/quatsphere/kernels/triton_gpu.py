@@ -32,7 +32,7 @@ def quaternion_attention(problem: Problem) -> Tensor:
         problem.features,
         problem.neighbours,
         problem.beta,
-        problem.keep,
+        problem.survivors(torch.promote_types(problem.beta.dtype, torch.float32)),
         problem.target_directions,
         problem.source_directions,
         ROUTINGS.index(problem.routing),

@@ -31,13 +31,14 @@ class NeighbourAttention(nn.Module):
         source: Float[Tensor, "b s d"],
         graph: Graph,
         keep: Tensor | None,
+        keep_scale: float,
         trace: Trace,
     ) -> Float[Tensor, "b t d"]:
         """Σ_j softmax_j(⟨W_Q x_i, W_K x_j⟩/√C) W_V x_j, heads side by side, then W_O."""
         queries, keys, values = (
             x.unflatten(2, (self.heads, -1)) for x in (self.query(target), self.key(source), self.value(source))
         )
-        aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep)
+        aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep, keep_scale=keep_scale)
         trace.step(
             lambda: {
                 "neighbours": graph.neighbours,
@@ -65,9 +66,9 @@ class AttentionStep(nn.Module):
         """Tokens of the source shell -> tokens of the target shell."""
         target = graph.resample(tokens)
         edges = (*graph.neighbours.shape, self.attention.heads)
-        keep = self.attention_dropout.mask(keys, edges, tokens.dtype)
+        keep = self.attention_dropout.mask(keys, edges)
         norm = self.attention_norm
-        update = self.attention(norm(target), norm(tokens), graph, keep, trace)
+        update = self.attention(norm(target), norm(tokens), graph, keep, self.attention_dropout.scale, trace)
         hidden = target + self.output_dropout(update, keys)
         hidden = hidden + self.ffn_dropout(self.ffn(self.ffn_norm(hidden)), keys)
         trace.step(lambda: {"update": update, "hidden": hidden})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from quatsphere.randomness import fold, keep_mask, name_seed
+from quatsphere.randomness import fold, keep_mask, keep_scale, name_seed
 
 
 class KeyedDropout(nn.Module):
@@ -14,16 +13,16 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, rate: float, site: str) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.scale = rate, keep_scale(rate)
         self.site = name_seed(0, site)
 
-    def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """(B, *shape) of 0 and 1/(1 - rate), or None where nothing is dropped."""
+    def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...]) -> Bool[Tensor, "b *shape"] | None:
+        """(B, *shape), False where something is dropped, or None where nothing is; survivors count `scale` times."""
         if not self.training or self.rate == 0:
             return None
-        return keep_mask(fold(keys, self.site), shape, self.rate, dtype)
+        return keep_mask(fold(keys, self.site), shape, self.rate)
 
     def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
         """x with its mask applied."""
-        mask = self.mask(keys, tuple(x.shape[1:]), x.dtype)
-        return x if mask is None else x * mask
+        mask = self.mask(keys, tuple(x.shape[1:]))
+        return x if mask is None else x * (mask.to(x.dtype) * self.scale)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import full_precision, left_matrix
@@ -65,16 +65,19 @@ class HamiltonFFN(nn.Module):
         self,
         x: Float[Tensor, "b v h q 4"],
         post: HamiltonLinear | None = None,
-        keep: Float[Tensor, "b v d"] | None = None,
+        keep: Bool[Tensor, "b v d"] | None = None,
+        keep_scale: float = 1.0,
     ) -> Float[Tensor, "b v h q 4"]:
         """dropout(FFN(post(x))); `post` is linear, so its matrix is multiplied into the up projection, once per step.
 
-        GELU acts on every real component; `keep` is the mask of the dropout.
+        GELU acts on every real component; `keep` is the mask of the dropout, survivors count `keep_scale` times.
         """
         up, down = self.matrices(post)
         flat = x.flatten(3)
         mask = None if keep is None else keep.reshape(flat.shape)
-        return feed_forward(flat, up, down, keep=mask, backend=self.backend).unflatten(3, (-1, 4))
+        return feed_forward(flat, up, down, keep=mask, keep_scale=keep_scale, backend=self.backend).unflatten(
+            3, (-1, 4)
+        )
 
     def matrices(
         self, post: HamiltonLinear | None = None

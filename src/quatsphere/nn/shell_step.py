@@ -94,11 +94,11 @@ class ShellStep(nn.Module):
         source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.resample)
         features = self.transport.prepare(to_quaternions(tokens, source_field.shape[2]))
         edges = (*graph.neighbours.shape, source_field.shape[2])
-        keep = self.attention_dropout.mask(keys, edges, tokens.dtype)
+        keep = self.attention_dropout.mask(keys, edges)
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
         aggregated = self.attend(target_field, source_field, features, graph, keep, directions)
-        kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]), aggregated.dtype)
-        update = to_flat(self.ffn(aggregated, self.post, kept))
+        kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
+        update = to_flat(self.ffn(aggregated, self.post, kept, self.output_dropout.scale))
         hidden = self.gate(update, tokens, graph)
         trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})
@@ -123,6 +123,7 @@ class ShellStep(nn.Module):
             routing=self.routing.rule,
             transport=self.transport.rule,
             keep=keep,
+            keep_scale=self.attention_dropout.scale,
             target_directions=directions[0],
             source_directions=directions[1],
             backend=self.backend,
