@@ -96,10 +96,10 @@ def quaternion_attention(
     """z_i = Σ_j C_ij m_ij with C and m from one relative quaternion (eq:attn-weight).
 
     Fields are unit quaternions, real part first. Where `keep` is False an edge is dropped after the softmax, the others
-    count `keep_scale` times: 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric (which needs unit
-    directions); `transport` sandwich, identity or one_sided; `backend` auto, reference, factored, numba_cpu or
-    triton_gpu. The kernel casts at its border to the widest dtype of the inputs, at least float32; triton_gpu reads
-    narrow features as they are and widens them on the way.
+    count `keep_scale` times: 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric
+    (which needs unit directions); `transport` sandwich, identity or one_sided; `backend` auto, reference, factored,
+    numba_cpu or triton_gpu. The kernel casts at its border to the widest dtype of the inputs, at least float32;
+    triton_gpu reads narrow features as they are and widens them on the way.
     """
     backend = choose_backend(backend, str(features.device))
     dtype = _working_dtype(target_field, source_field, features, beta)

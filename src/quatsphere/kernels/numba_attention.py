@@ -41,7 +41,7 @@ from quatsphere.kernels.numba_vector import (
 
 ALIGNMENT, ABSOLUTE, UNIFORM, GEOMETRIC = 0, 1, 2, 3
 AHEAD = 6
-"""Vertices that are fetched before their turn: an item reads every second half row, which the processor does not guess."""
+"""Vertices that are fetched before their turn: an item reads parts of rows, and the processor guesses no jumps."""
 
 
 class Sizes(NamedTuple):

@@ -2,8 +2,8 @@
 
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
 never written to memory, and recomputed for the gradient. Every product is the same register tile, four or eight rows
-by sixteen columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched meanwhile. Weights
-are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
+by sixteen columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched ahead.
+Weights are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
 """
 
 from typing import Any, NamedTuple
