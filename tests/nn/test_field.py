@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry.neighbours import index_resampling
-from quatsphere.kernels import resample_vertices, tangent
+from quatsphere.kernels import Mixing, Network, resample_vertices, tangent
 from quatsphere.nn.field import FIELD_INITS, LearnedBound, NoBound, NoPerturbation, Perturbation, ShellField
 
 
@@ -24,7 +24,7 @@ def make(dtype: torch.dtype = torch.float64, **changes: object) -> tuple[Perturb
 def test_field_is_its_base_at_the_start_and_the_gradient_lives() -> None:
     network, shell, _ = make()
     tokens = torch.randn(2, 6, 32, dtype=torch.float64)
-    field = network.perturb(network.inner(tokens), shell)
+    field, _ = network.fields(tokens, shell, shell, None)
     assert torch.allclose(field, Q.normalize(shell.base).expand(2, -1, -1, -1))
     probe = torch.randn_like(field)
     gradients = torch.autograd.grad((field * probe).sum(), [network.outer_weight, network.outer_bias, shell.base])
@@ -34,7 +34,7 @@ def test_field_is_its_base_at_the_start_and_the_gradient_lives() -> None:
 def test_perturbation_stays_within_its_bound() -> None:
     network, shell, _ = make(zero_init=False)
     tokens = 100 * torch.randn(2, 6, 32, dtype=torch.float64)
-    field = network.perturb(network.inner(tokens), shell)
+    field, _ = network.fields(tokens, shell, shell, None)
     assert torch.allclose(field.norm(dim=-1), torch.ones(2, 6, 4, dtype=torch.float64))
     angle = Q.distance(field, Q.normalize(shell.base).expand_as(field))
     assert angle.max() <= 2 * math.sqrt(3) * shell.bound.value + 1e-12  # each of three components is below the bound
@@ -52,11 +52,10 @@ def test_bound_at_zero_logit_and_its_range() -> None:
 def test_first_layer_commutes_with_interpolation() -> None:
     """Values and gradients: resample the tokens, or resample what the first layer makes of them."""
     network, source, target = make(zero_init=False)
-    indices, weights = index_resampling(6, 9)
-    resample = lambda x: resample_vertices(x, indices, weights)  # noqa: E731
+    mixing = Mixing(*index_resampling(6, 9))
     tokens = torch.randn(2, 6, 32, dtype=torch.float64, requires_grad=True)
-    ours = network.fields(tokens, source, target, resample)[1]
-    literal = network.perturb(network.inner(resample(tokens)), target)
+    ours = network.fields(tokens, source, target, mixing)[1]
+    literal = network.fields(resample_vertices(tokens, *mixing), target, target, None)[1]
     assert torch.allclose(ours, literal, atol=1e-7)  # interpolation weights are float32
     probe = torch.randn_like(ours)
     leaves = [tokens, *network.parameters(), target.base]
@@ -71,21 +70,23 @@ def test_first_layer_commutes_with_interpolation() -> None:
 def test_within_a_shell_targets_are_sources() -> None:
     network, shell, _ = make()
     tokens = torch.randn(2, 6, 32, dtype=torch.float64)
-    source_field, target_field = network.fields(tokens, shell, shell, lambda x: x)
+    source_field, target_field = network.fields(tokens, shell, shell, None)
     assert source_field is target_field
 
 
 def test_no_perturbation_is_the_base() -> None:
     _, source, target = make()
-    fields = NoPerturbation().fields(torch.randn(3, 6, 32), source, target, lambda x: x)
+    fields = NoPerturbation().fields(torch.randn(3, 6, 32), source, target, None)
     assert torch.equal(fields[0][1], source.base)
     assert torch.equal(fields[1][2], target.base)
 
 
 def test_no_bound_takes_the_raw_output_as_tangent() -> None:
-    hidden, weight, bias, base = torch.randn(2, 5, 4), torch.randn(1, 4, 3), torch.randn(1, 3), Q.random_unit(5, 1)
-    expected = Q.multiply(base, Q.exp(tangent(hidden, weight, bias)))
-    assert torch.allclose(NoBound().perturb(hidden, weight, bias, base, "auto"), expected, atol=1e-6)
+    hidden, network = torch.randn(2, 5, 4), Network(torch.randn(4), torch.randn(1, 4, 3), torch.randn(1, 3))
+    shell = ShellField(5, 1, "haar", True, NoBound())
+    expected = Q.multiply(shell.base, Q.exp(tangent(hidden, network)))
+    for field in NoBound().perturb(hidden, network, [shell], None, "auto"):
+        assert torch.allclose(field, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("init", list(FIELD_INITS))
@@ -97,7 +98,7 @@ def test_every_start_is_unit(init: str) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-9, 0.3])
 def test_gradients_of_the_perturbation(scale: float) -> None:
-    network, shell, _ = make()
+    network, shell, other = make()
     torch.nn.init.normal_(network.outer_weight, std=scale)
-    hidden = torch.randn(1, 6, 32, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda h: network.perturb(h, shell), (hidden,))
+    tokens = torch.randn(1, 6, 32, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x: network.fields(x, shell, other, Mixing(*index_resampling(6, 9))), (tokens,))

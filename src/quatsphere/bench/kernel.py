@@ -15,7 +15,7 @@ from torch import Tensor
 from quatsphere.bench.timing import Pass
 from quatsphere.geometry import quaternion, sphere
 from quatsphere.geometry.neighbours import nearest_neighbours
-from quatsphere.kernels import dot_product_attention, feed_forward, perturb, quaternion_attention
+from quatsphere.kernels import Network, dot_product_attention, feed_forward, perturb, quaternion_attention
 from quatsphere.kernels.attention import backends_on
 
 SOURCES, TARGETS, K, HEADS, CHANNELS = 320, 384, 16, 16, 4
@@ -70,10 +70,10 @@ def dot_pass(backend: str, batch: int) -> Pass:
 def field_pass(backend: str, batch: int) -> Pass:
     """GELU, last layer, tanh, exponential, product and normalisation of (B, V, H) quaternions."""
     dim = HEADS * WIDTH
-    hidden, weight, bias = leaf(batch, TARGETS, dim), leaf(HEADS, WIDTH, 3), leaf(HEADS, 3)
-    bound, base = torch.tensor(0.4, requires_grad=True), quaternion.random_unit(TARGETS, HEADS).requires_grad_()
-    leaves = [hidden, weight, bias, bound, base]
-    return both_ways(lambda: perturb(hidden, weight, bias, bound, base, backend=backend), leaves)
+    hidden, network = leaf(batch, TARGETS, dim), Network(leaf(dim), leaf(HEADS, WIDTH, 3), leaf(HEADS, 3))
+    bounds, base = torch.tensor([0.4], requires_grad=True), quaternion.random_unit(TARGETS, HEADS).requires_grad_()
+    leaves = [hidden, *network, bounds, base]
+    return both_ways(lambda: perturb(hidden, network, bounds, base, backend=backend)[0], leaves)
 
 
 def hamilton_pass(backend: str, batch: int) -> Pass:

@@ -10,11 +10,22 @@ from quatsphere.kernels.attention import (
     routing_weights,
 )
 from quatsphere.kernels.numba_cpu_masks import register_masks
-from quatsphere.kernels.per_token import add_resampled, feed_forward, perturb, perturb_by, resample_vertices, tangent
+from quatsphere.kernels.per_token import (
+    Mixing,
+    Network,
+    add_resampled,
+    feed_forward,
+    perturb,
+    perturb_by,
+    resample_vertices,
+    tangent,
+)
 from quatsphere.kernels.problem import Problem
 
 __all__ = [
     "BACKENDS",
+    "Mixing",
+    "Network",
     "Problem",
     "add_resampled",
     "choose_backend",

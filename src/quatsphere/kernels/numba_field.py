@@ -1,7 +1,10 @@
 """The loops of the field's perturbation (eq:perturb, eq:perturb-omega), with b = q_base / |q_base|:
 
-    raw = Σ_i gelu(hidden_i) W_i + bias,  ω = ε tanh(raw),  e = exp(ω) = (cos θ, sinc θ ω) with θ = |ω|
+    raw = Σ_i gelu(inner_i + hidden_i) W_i + bias,  ω = ε tanh(raw),  e = exp(ω) = (cos θ, sinc θ ω) with θ = |ω|
     q = normalize(q_base ⊗ e) = b ⊗ e, since |e| = 1
+
+A vertex takes its row of hidden or, on a shell that has no tokens yet, a mixture of a few sources' rows: `interp`
+commutes with the network's first product, and its shares sum to one, so the inner bias is added once, after it.
 
 Lanes are eight numbers i of one head for the network, so that hidden is read and written as it lies, and eight vertices
 of one head for the quaternions. A *tile* is eight vertices: a thread owns some tiles for all images, and every sum runs
@@ -23,6 +26,8 @@ from quatsphere.kernels.numba_threads import Part, compiled, share_out
 from quatsphere.kernels.numba_transport import TILE, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
     LANES,
+    WIDE,
+    fetch,
     fma,
     inner,
     instruction,
@@ -30,7 +35,7 @@ from quatsphere.kernels.numba_vector import (
     load,
     load_quaternions,
     load_some,
-    prefetch,
+    load_wide,
     splat,
     spread,
     sqrt,
@@ -44,35 +49,42 @@ TRIPLE, ROWS = 3 * LANES, 3 * LANES * LANES
 
 
 class FieldSizes(NamedTuple):
-    """Images, vertices, heads H, width I of the network per head and the next multiple of eight."""
+    """Images, vertices, heads H, width I of the network per head and the next multiple of eight, rows of hidden per
+    image, rows that a vertex mixes (0: it has one of its own)."""
 
     images: int
     vertices: int
     heads: int
     width: int
     padded: int
+    rows: int
+    terms: int
 
 
 class FieldArrays(NamedTuple):
-    """Flat arrays: hidden (B, V, H, I), weight (H, I, 3), bias (H, 3), base (V, H, 4), out or its
-    gradient (B, V, H, 4)."""
+    """Flat arrays: hidden (B, rows, H, I), inner bias (H, I), weight (H, I, 3), bias (H, 3), base (V, H, 4), out or its
+    gradient (B, V, H, 4), which rows are mixed (V, terms) and their shares."""
 
     hidden: Any
+    inner: Any
     weight: Any
     bias: Any
     base: Any
     out: Any
+    indices: Any
+    shares: Any
 
 
 class FieldScratch(NamedTuple):
     """A thread's own: weight (H, 3, padded), partial sums of raw (GROUP, 3, 8, 8), tanh(raw), later draw (GROUP, 3, 8),
-    b (H, 4, 8), 1 / |q_base| (H, 8)."""
+    b (H, 4, 8), 1 / |q_base| (H, 8), the rows of a tile (8, H, I)."""
 
     weight: Any
     partial: Any
     raw: Any
     unit: Any
     share: Any
+    rows: Any
 
 
 @instruction
@@ -196,16 +208,50 @@ def exponential(t, bound):  # type: ignore[no-untyped-def]
 
 
 @inner
-def network(heads, sizes, at, lanes, arrays, scratch):  # type: ignore[no-untyped-def]
+def add_row(width, share, row, at, onto, base, out, to):  # type: ignore[no-untyped-def]
+    """out[to:] = onto[base:] + share row[at:], `width` numbers."""
+    whole, factor = width - width % WIDE, splat(load_wide(row, at), share)
+    for channel in range(0, whole, WIDE):
+        total = fma(factor, load_wide(row, at + channel), load_wide(onto, base + channel))
+        store(out, to + channel, total)
+    for channel in range(whole, width):
+        out[to + channel] = onto[base + channel] + share * row[at + channel]
+
+
+@inner
+def mix_row(sizes, arrays, image, vertex, to, rows):  # type: ignore[no-untyped-def]
+    """rows[to:] = inner + hidden of a vertex, its own row or a mixture; the next image's row is fetched."""
+    width, zero = sizes.heads * sizes.width, vertex - vertex
+    if sizes.terms == 0:
+        own = (image * sizes.rows + vertex) * width
+        fetch(arrays.hidden, own + sizes.rows * width, width)
+        add_row(width, 1.0, arrays.hidden, own, arrays.inner, zero, rows, to)
+    for term in range(sizes.terms):
+        place = vertex * sizes.terms + term
+        own = (image * sizes.rows + arrays.indices[place]) * width
+        if term == 0:
+            fetch(arrays.hidden, own + sizes.rows * width, width)
+            add_row(width, arrays.shares[place], arrays.hidden, own, arrays.inner, zero, rows, to)
+        else:
+            add_row(width, arrays.shares[place], arrays.hidden, own, rows, to, rows, to)
+
+
+@inner
+def mix_rows(sizes, arrays, image, first, lanes, scratch):  # type: ignore[no-untyped-def]
+    """The rows of a tile into the scratch."""
+    for number in range(lanes):
+        mix_row(sizes, arrays, image, first + number, number * sizes.heads * sizes.width, scratch.rows)
+
+
+@inner
+def network(heads, sizes, lanes, arrays, scratch):  # type: ignore[no-untyped-def]
     """Partial sums of raw for a group of heads of eight vertices."""
-    ahead = sizes.vertices * sizes.heads * sizes.width
     for number in range(lanes):
         for head in range(*heads):
-            place = (at + number * sizes.heads + head) * sizes.width
-            prefetch(arrays.hidden, place + ahead)
+            place = (number * sizes.heads + head) * sizes.width
             raw = splat(arrays.base, 0.0), splat(arrays.base, 0.0), splat(arrays.base, 0.0)
             for i in range(0, sizes.width, LANES):
-                value = gelu(load_numbers(arrays.hidden, place, i, sizes.width))
+                value = gelu(load_numbers(scratch.rows, place, i, sizes.width))
                 raw = add_product(raw, value, load_triple(scratch.weight, 3 * head * sizes.padded + i, sizes.padded))
             store_triple(scratch.partial, (head - heads[0]) * ROWS + number * LANES, LANES * LANES, raw)
 
@@ -221,9 +267,10 @@ def perturb(tiles, sizes, bound, arrays, scratch):  # type: ignore[no-untyped-de
         lay_out_base(sizes, first, lanes, arrays, scratch)
         for image in range(sizes.images):
             at = (image * sizes.vertices + first) * sizes.heads
+            mix_rows(sizes, arrays, image, first, lanes, scratch)
             for group in range(0, sizes.heads, GROUP):
                 heads = group, min(group + GROUP, sizes.heads)
-                network(heads, sizes, at, lanes, arrays, scratch)
+                network(heads, sizes, lanes, arrays, scratch)
                 finish_network(heads, arrays, scratch)
                 for head in range(*heads):
                     t = load_triple(scratch.raw, (head - group) * TRIPLE, LANES)
@@ -241,6 +288,7 @@ def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
     """What a thread needs for itself."""
     heads = sizes.heads
     counts = (3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE, heads * TILE, heads * LANES)
+    counts += (LANES * heads * sizes.width,)
     return FieldScratch(*(np.zeros(count, dtype) for count in counts))
 
 
@@ -250,4 +298,4 @@ def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:
     def run(part: Part) -> None:
         perturb(part, sizes, bound, arrays, make_scratch(sizes, arrays.base.dtype))
 
-    share_out(run, tile_count(sizes), arrays.hidden.size)
+    share_out(run, tile_count(sizes), arrays.out.size * sizes.width // 4)

@@ -3,7 +3,7 @@
     h = b* ⊗ g,  dω = sinc h_v + ω (2 sinc' ⟨h_v, ω⟩ - sinc h_w)
     S = Σ_images g ⊗ e*,  dq_base = (S - b ⟨b, S⟩) / |q_base|
     dε = Σ ⟨dω, tanh⟩,  draw = ε (1 - tanh²) dω
-    dhidden_i = gelu'(hidden_i) ⟨W_i, draw⟩,  dW_i = Σ gelu(hidden_i) draw,  dbias = Σ draw
+    d(inner_i + hidden_i) = gelu'(inner_i + hidden_i) ⟨W_i, draw⟩,  dW_i = Σ gelu(hidden_i) draw,  dbias = Σ draw
 
 A gradient along e has no part in dω and one along b none in dq_base, so the first need not be projected away and the
 second only once, after the sum over images.
@@ -20,6 +20,7 @@ from quatsphere.kernels.numba_field import (
     FieldArrays,
     FieldSizes,
     add_product,
+    add_row,
     clear_absent,
     exponential,
     finish_network,
@@ -28,6 +29,7 @@ from quatsphere.kernels.numba_field import (
     load_numbers,
     load_triple,
     make_scratch,
+    mix_rows,
     power_series,
     store_triple,
     tile_count,
@@ -38,13 +40,15 @@ from quatsphere.kernels.numba_threads import Part, compiled, share_out
 from quatsphere.kernels.numba_transport import TILE, conjugate, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
     LANES,
+    WIDE,
+    fetch,
     fma,
     inner,
     insert,
     lane,
     load,
     load_quaternions,
-    prefetch,
+    load_wide,
     splat,
     spread,
     store,
@@ -53,22 +57,67 @@ from quatsphere.kernels.numba_vector import (
 
 
 class FieldKept(NamedTuple):
-    """A thread's own: gelu and its slope (GROUP, 8, padded), S (H, 4, 8)."""
+    """A thread's own: gelu and its slope (GROUP, 8, padded), S (H, 4, 8), own gradients of a tile's rows (8, H, I)."""
 
     value: Any
     slope: Any
     sums: Any
+    rows: Any
 
 
 class FieldGradients(NamedTuple):
-    """Flat arrays: hidden (B, V, H, I), base (V, H, 4), sums in one part per tile: weight (tiles, H, 3, padded), bias
-    (tiles, H, 3, 8), bound (tiles, 8)."""
+    """Flat arrays: hidden (B, V, H, I) of every vertex, base (V, H, 4), sums in one part per tile: inner (tiles, H,
+    I), weight (tiles, H, 3, padded), bias (tiles, H, 3, 8), bound (tiles, 8)."""
 
     hidden: Any
     base: Any
+    inner: Any
     weight: Any
     bias: Any
     bound: Any
+
+
+class FieldMixed(NamedTuple):
+    """What vertices that mixed rows of this shell tell them back: their gradient (B, T, H, I), how many they are, the
+    reversed graph and its shares; without such vertices a graph without edges."""
+
+    gradient: Any
+    vertices: int
+    graph: Any
+    shares: Any
+
+
+@inner
+def copy_row(width, row, at, out, to):  # type: ignore[no-untyped-def]
+    """out[to:] = row[at:], `width` numbers."""
+    whole = width - width % WIDE
+    for channel in range(0, whole, WIDE):
+        store(out, to + channel, load_wide(row, at + channel))
+    for channel in range(whole, width):
+        out[to + channel] = row[at + channel]
+
+
+@inner
+def finish_row(sizes, mixed, image, vertex, at, part, kept, gradients):  # type: ignore[no-untyped-def]
+    """The gradient of hidden of a vertex: its own, kept.rows[at:], which is also added to the inner bias's at `part`,
+    plus share * gradient of the vertices that mixed its row, in the order of the edges."""
+    width = sizes.heads * sizes.width
+    to = (image * sizes.vertices + vertex) * width
+    fetch(gradients.hidden, to + sizes.vertices * width, width)
+    add_row(width, 1.0, kept.rows, at, gradients.inner, part, gradients.inner, part)
+    copy_row(width, kept.rows, at, gradients.hidden, to)
+    for number in range(mixed.graph.offsets[vertex], mixed.graph.offsets[vertex + 1]):
+        row = (image * mixed.vertices + mixed.graph.listeners[number]) * width
+        share = mixed.shares[mixed.graph.edges[number]]
+        add_row(width, share, mixed.gradient, row, gradients.hidden, to, gradients.hidden, to)
+
+
+@inner
+def finish_rows(sizes, mixed, image, tile, lanes, kept, gradients):  # type: ignore[no-untyped-def]
+    """The gradient of hidden of a tile."""
+    width = sizes.heads * sizes.width
+    for number in range(lanes):
+        finish_row(sizes, mixed, image, tile * LANES + number, number * width, tile * width, kept, gradients)
 
 
 @inner
@@ -91,18 +140,15 @@ def present(like, lanes):  # type: ignore[no-untyped-def]
 
 
 @inner
-def network_kept(heads, sizes, at, lanes, arrays, scratch, kept, gradients):  # type: ignore[no-untyped-def]
+def network_kept(heads, sizes, lanes, arrays, scratch, kept):  # type: ignore[no-untyped-def]
     """Partial sums of raw for a group of heads of eight vertices; gelu and its slope stay in the scratch."""
-    ahead = sizes.vertices * sizes.heads * sizes.width
     for number in range(lanes):
         for head in range(*heads):
-            place = (at + number * sizes.heads + head) * sizes.width
-            prefetch(arrays.hidden, place + ahead)
-            prefetch(gradients.hidden, place + ahead)
+            place = (number * sizes.heads + head) * sizes.width
             there = ((head - heads[0]) * LANES + number) * sizes.padded
             raw = splat(arrays.base, 0.0), splat(arrays.base, 0.0), splat(arrays.base, 0.0)
             for i in range(0, sizes.width, LANES):
-                value, slope = gelu_with_slope(load_numbers(arrays.hidden, place, i, sizes.width))
+                value, slope = gelu_with_slope(load_numbers(scratch.rows, place, i, sizes.width))
                 store(kept.value, there + i, value)
                 store(kept.slope, there + i, slope)
                 raw = add_product(raw, value, load_triple(scratch.weight, 3 * head * sizes.padded + i, sizes.padded))
@@ -110,8 +156,8 @@ def network_kept(heads, sizes, at, lanes, arrays, scratch, kept, gradients):  # 
 
 
 @inner
-def network_gradient(sizes, at, lanes, head, n, part, scratch, kept, gradients):  # type: ignore[no-untyped-def]
-    """dhidden of one head of eight vertices; dW is added to this part."""
+def network_gradient(sizes, lanes, head, n, part, scratch, kept, gradients):  # type: ignore[no-untyped-def]
+    """The vertices' own gradient of one head, into kept.rows; dW is added to this part."""
     for i in range(0, sizes.width, LANES):
         row = 3 * head * sizes.padded + i
         x, y, z = load_triple(scratch.weight, row, sizes.padded)
@@ -125,7 +171,7 @@ def network_gradient(sizes, at, lanes, head, n, part, scratch, kept, gradients):
             )
             there = (n * LANES + number) * sizes.padded + i
             found = load(kept.slope, there) * fma(dx, x, fma(dy, y, dz * z))
-            store_numbers(gradients.hidden, (at + number * sizes.heads) * sizes.width, i, sizes.width, found)
+            store_numbers(kept.rows, (number * sizes.heads + head) * sizes.width, i, sizes.width, found)
             total = add_product(total, load(kept.value, there), (dx, dy, dz))
         store_triple(gradients.weight, part + row, sizes.padded, total)
 
@@ -174,10 +220,11 @@ def base_gradient(sizes, first, lanes, scratch, kept, gradients):  # type: ignor
 
 
 @inner
-def differentiate_group(heads, sizes, at, lanes, bound, tile, arrays, scratch, kept, gradients):  # type: ignore[no-untyped-def]
+def differentiate_group(heads, sizes, image, tile, lanes, bound, arrays, scratch, kept, gradients):  # type: ignore[no-untyped-def]
     """Gradients of a group of heads of one image's tile, sums added to the tile's; returns the part of dε by lanes."""
+    at = (image * sizes.vertices + tile * LANES) * sizes.heads
     one, total, limit = present(arrays.base, lanes), splat(arrays.base, 0.0), splat(arrays.base, bound)
-    network_kept(heads, sizes, at, lanes, arrays, scratch, kept, gradients)
+    network_kept(heads, sizes, lanes, arrays, scratch, kept)
     finish_network(heads, arrays, scratch)
     for head in range(*heads):
         place, bias = (head - heads[0]) * TRIPLE, (tile * sizes.heads + head) * TRIPLE
@@ -188,12 +235,12 @@ def differentiate_group(heads, sizes, at, lanes, bound, tile, arrays, scratch, k
         total = total + found
     part = 3 * tile * sizes.heads * sizes.padded
     for head in range(*heads):
-        network_gradient(sizes, at + head, lanes, head, head - heads[0], part, scratch, kept, gradients)
+        network_gradient(sizes, lanes, head, head - heads[0], part, scratch, kept, gradients)
     return total
 
 
 @compiled
-def differentiate(tiles, sizes, bound, arrays, scratch, kept, gradients):  # type: ignore[no-untyped-def]
+def differentiate(tiles, sizes, bound, arrays, scratch, kept, mixed, gradients):  # type: ignore[no-untyped-def]
     """All gradients of these tiles; the sums' places hold zeros before."""
     lay_out_weight(sizes, arrays, scratch)
     for tile in range(*tiles):
@@ -203,22 +250,25 @@ def differentiate(tiles, sizes, bound, arrays, scratch, kept, gradients):  # typ
         lay_out_base(sizes, first, lanes, arrays, scratch)
         kept.sums[:] = 0.0
         for image in range(sizes.images):
-            at = (image * sizes.vertices + first) * sizes.heads
+            mix_rows(sizes, arrays, image, first, lanes, scratch)
             for group in range(0, sizes.heads, GROUP):
                 heads = group, min(group + GROUP, sizes.heads)
                 total = total + differentiate_group(
-                    heads, sizes, at, lanes, bound, tile, arrays, scratch, kept, gradients
+                    heads, sizes, image, tile, lanes, bound, arrays, scratch, kept, gradients
                 )
+            finish_rows(sizes, mixed, image, tile, lanes, kept, gradients)
         store(gradients.bound, tile * LANES, total)
         base_gradient(sizes, first, lanes, scratch, kept, gradients)
 
 
-def differentiate_all(sizes: FieldSizes, bound: float, arrays: FieldArrays, gradients: FieldGradients) -> None:
-    """All gradients of the field."""
+def differentiate_all(
+    sizes: FieldSizes, bound: float, arrays: FieldArrays, mixed: FieldMixed, gradients: FieldGradients
+) -> None:
+    """All gradients of a shell's field."""
 
     def run(part: Part) -> None:
-        dtype, count = arrays.base.dtype, GROUP * LANES * sizes.padded
-        kept = FieldKept(np.empty(count, dtype), np.empty(count, dtype), np.empty(sizes.heads * TILE, dtype))
-        differentiate(part, sizes, bound, arrays, make_scratch(sizes, dtype), kept, gradients)
+        dtype, count, width = arrays.base.dtype, GROUP * LANES * sizes.padded, sizes.heads * sizes.width
+        kept = FieldKept(*(np.empty(size, dtype) for size in (count, count, sizes.heads * TILE, LANES * width)))
+        differentiate(part, sizes, bound, arrays, make_scratch(sizes, dtype), kept, mixed, gradients)
 
-    share_out(run, tile_count(sizes), arrays.hidden.size)
+    share_out(run, tile_count(sizes), gradients.hidden.size)

@@ -5,6 +5,8 @@ Each has a plain form that runs everywhere and a fused one for the CPU; the back
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -35,28 +37,52 @@ def feed_forward(
     return out if keep is None else out * (keep.to(out.dtype) * keep_scale)
 
 
-def tangent(
-    hidden: Float[Tensor, "b v d"], weight: Float[Tensor, "h i 3"], bias: Float[Tensor, "h 3"]
-) -> Float[Tensor, "b v h 3"]:
-    """The last layer of the perturbation network: gelu(hidden_h) weight_h + bias_h per head."""
-    activated = F.gelu(hidden).unflatten(-1, weight.shape[:2])
-    return torch.einsum("bvhi,hio->bvho", activated, weight) + bias
+class Network(NamedTuple):
+    """The perturbation network after its first product: inner bias (H * I), weight (H, I, 3), bias (H, 3)."""
+
+    inner: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+class Mixing(NamedTuple):
+    """How vertices without tokens mix rows of the shell before: which rows, and shares that sum to one, (T, terms)."""
+
+    indices: Tensor
+    shares: Tensor
+
+
+def tangent(hidden: Float[Tensor, "b v d"], network: Network) -> Float[Tensor, "b v h 3"]:
+    """The rest of the perturbation network: gelu(inner + hidden_h) weight_h + bias_h per head."""
+    activated = F.gelu(hidden + network.inner.to(hidden.dtype)).unflatten(-1, network.weight.shape[:2])
+    return torch.einsum("bvhi,hio->bvho", activated, network.weight) + network.bias
 
 
 def perturb(
-    hidden: Float[Tensor, "b v d"],
-    weight: Float[Tensor, "h i 3"],
-    bias: Float[Tensor, "h 3"],
-    bound: Float[Tensor, ""],
-    base: Float[Tensor, "v h 4"],
+    hidden: Float[Tensor, "b s d"],
+    network: Network,
+    bounds: Float[Tensor, " shells"],
+    source: Float[Tensor, "s h 4"],
+    target: Float[Tensor, "t h 4"] | None = None,
+    mixing: Mixing | None = None,
     *,
     backend: str = "auto",
-) -> Float[Tensor, "b v h 4"]:
-    """q_eff = normalize(q_base ⊗ exp(ε tanh(tangent))) (eqs perturb-omega, perturb), in the precision of the base."""
+) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
+    """q_eff = normalize(q_base ⊗ exp(ε tanh(tangent))) (eqs perturb-omega, perturb) of the sources and of the targets,
+    whose rows of hidden are mixed from the sources' (`interp` commutes with the network's first product) or, between
+    shells of equal size, the sources' own; without targets the sources' field twice. In the precision of the base."""
+    if target is not None and mixing is None:
+        mixing = Mixing(torch.arange(len(target), device=hidden.device)[:, None], hidden.new_ones(len(target), 1))
     if choose_backend(backend, hidden.device.type) == "numba_cpu":
         with torch.autocast("cpu", enabled=False):
-            return numba_cpu_field.perturb(hidden.to(base.dtype), weight, bias, bound, base)
-    return perturb_by(bound * torch.tanh(tangent(hidden, weight, bias).to(base.dtype)), base)
+            rows = (None, None) if mixing is None else mixing
+            found = numba_cpu_field.perturb(hidden.to(source.dtype), *network, bounds, source, target, *rows)
+        return found if target is not None else (found[0], found[0])
+    field = perturb_by(bounds[0] * torch.tanh(tangent(hidden, network).to(source.dtype)), source)
+    if target is None or mixing is None:
+        return field, field
+    mixed = resample_vertices(hidden, *mixing, backend=backend)
+    return field, perturb_by(bounds[1] * torch.tanh(tangent(mixed, network).to(source.dtype)), target)
 
 
 def perturb_by(tangent: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"]) -> Float[Tensor, "b v h 4"]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import perturb, perturb_by, tangent
+from quatsphere.kernels import Mixing, Network, perturb, perturb_by, resample_vertices, tangent
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -45,17 +46,28 @@ class LearnedBound(nn.Module):
         """ε_l."""
         return self.LOWER + (self.UPPER - self.LOWER) * torch.sigmoid(self.logit)
 
-    def perturb(self, hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, backend: str) -> Tensor:
-        """normalize(q_base ⊗ exp(ε tanh(φ)))."""
-        return perturb(hidden, weight, bias, self.value, base, backend=backend)
+    @staticmethod
+    def perturb(
+        hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        """normalize(q_base ⊗ exp(ε tanh(φ))) of one shell or two, each with its own bound."""
+        bounds = torch.stack([shell.bound.value for shell in shells if isinstance(shell.bound, LearnedBound)])
+        target = None if len(shells) == 1 else shells[1].base
+        return perturb(hidden, network, bounds, shells[0].base, target, mixing, backend=backend)
 
 
 class NoBound(nn.Module):
     """ω = φ: the ablation of "bounding … was important for stability"."""
 
-    def perturb(self, hidden: Tensor, weight: Tensor, bias: Tensor, base: Tensor, backend: str) -> Tensor:
-        """normalize(q_base ⊗ exp(φ))."""
-        return perturb_by(tangent(hidden, weight, bias).to(base.dtype), base)
+    @staticmethod
+    def perturb(
+        hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        """normalize(q_base ⊗ exp(φ)) of one shell or two."""
+        mixed = hidden if mixing is None else resample_vertices(hidden, *mixing, backend=backend)
+        rows = zip((hidden, mixed), (shells[0].base, shells[-1].base), strict=True)
+        source, target = (perturb_by(tangent(row, network).to(base.dtype), base) for row, base in rows)
+        return source, target
 
 
 BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}
@@ -87,7 +99,7 @@ class Perturbation(nn.Module):
     """φ_h: Linear(d, d/H), GELU, Linear(d/H, 3) per head; q_eff = normalize(q_base ⊗ exp(ω)) (eq:perturb).
 
     The first layers of all heads are one Linear(d, d). It is linear, so it commutes with interpolation along the
-    vertices: it runs once on the sources and its output is resampled for the targets, before the GELU.
+    vertices: it runs once on the sources and its output is mixed for the targets, before the GELU.
     """
 
     def __init__(self, dim: int, heads: int, zero_init: bool = True, backend: str = "auto") -> None:
@@ -105,27 +117,21 @@ class Perturbation(nn.Module):
         nn.init.uniform_(self.outer_bias, -bound, bound)
 
     def fields(
-        self,
-        tokens: Float[Tensor, "b s d"],
-        source: ShellField,
-        target: ShellField,
-        resample: Callable[[Tensor], Tensor],
+        self, tokens: Float[Tensor, "b s d"], source: ShellField, target: ShellField, mixing: Mixing | None
     ) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
-        """(source field, target field): one network, each vertex with the base and bound of its own shell."""
-        hidden = self.inner(tokens)
-        source_field = self.perturb(hidden, source)
-        return source_field, source_field if target is source else self.perturb(resample(hidden), target)
-
-    def perturb(self, hidden: Float[Tensor, "b v d"], shell: ShellField) -> Float[Tensor, "b v h 4"]:
-        """q_eff from the first layer's output; in the precision of the quaternions, also under autocast."""
-        return shell.bound.perturb(hidden, self.outer_weight, self.outer_bias, shell.base, self.backend)
+        """(source field, target field): one network, each vertex with the base and bound of its own shell; in the
+        precision of the quaternions, also under autocast."""
+        shells = [source] if target is source else [source, target]
+        hidden = F.linear(tokens, self.inner.weight)
+        network = Network(self.inner.bias, self.outer_weight, self.outer_bias)
+        return source.bound.perturb(hidden, network, shells, mixing, self.backend)
 
 
 class NoPerturbation(nn.Module):
     """The field is its base, whatever the input."""
 
     def fields(
-        self, tokens: Tensor, source: ShellField, target: ShellField, resample: Callable[[Tensor], Tensor]
+        self, tokens: Tensor, source: ShellField, target: ShellField, mixing: Mixing | None
     ) -> tuple[Tensor, Tensor]:
         """Base quaternions for every image."""
         batch = tokens.shape[0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import neighbours as nb
 from quatsphere.geometry import plane, sphere
-from quatsphere.kernels import resample_vertices
+from quatsphere.kernels import Mixing, resample_vertices
 
 
 class Shell(nn.Module):
@@ -107,11 +107,14 @@ class Graph(nn.Module):
         indices, weights = nb.index_resampling(source.count, target.count)
         return indices.to(device), weights.to(device)
 
+    @property
+    def mixing(self) -> Mixing | None:
+        """The rows and shares of `interp`; none between shells of equal size."""
+        return None if self.resample_indices is None else Mixing(self.resample_indices, self.resample_weights)
+
     def resample(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b t d"]:
         """`interp` of eq:residual; between shells of equal size the tokens themselves."""
-        if self.resample_indices is None:
-            return x
-        return resample_vertices(x, self.resample_indices, self.resample_weights)
+        return x if self.mixing is None else resample_vertices(x, *self.mixing)
 
 
 class Layout(nn.Module):

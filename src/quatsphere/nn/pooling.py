@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import mean_rotation, rotate
-from quatsphere.nn.shell_step import to_quaternions
 from quatsphere.nn.trace import Trace
 
 
@@ -21,8 +21,8 @@ class QuaternionPooling(nn.Module):
         """No parameters; no gradient to the base quaternions (see `mean_rotation`)."""
         mean = mean_rotation(base.reshape(-1, 4))
         direction = rotate(mean, torch.tensor([0.0, 0.0, 1.0], dtype=mean.dtype, device=mean.device))
-        imaginary = to_quaternions(tokens, base.shape[1])[..., 1:]
-        scores = einsum(imaginary, direction.to(tokens.dtype), "b v h q c, c -> b v")
+        every_channel = F.pad(direction, (1, 0)).repeat(tokens.shape[2] // 4)  # (0, d) for each quaternion
+        scores = tokens @ every_channel.to(tokens.dtype)
         weights = torch.softmax(scores, dim=1)
         pooled = einsum(weights, tokens, "b v, b v d -> b d")
         trace.note(lambda: {"mean_rotation": mean, "pool_direction": direction, "pool_scores": scores})

@@ -91,7 +91,7 @@ class ShellStep(nn.Module):
         trace: Trace,
     ) -> Float[Tensor, "b t d"]:
         """Tokens of the source shell -> tokens of the target shell."""
-        source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.resample)
+        source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.mixing)
         features = self.transport.prepare(to_quaternions(tokens, source_field.shape[2]))
         edges = (*graph.neighbours.shape, source_field.shape[2])
         keep = self.attention_dropout.mask(keys, edges)
