@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 from measures import relative_error
 from torch import Tensor
 
+from quatsphere.geometry.quaternion import block_expand
 from quatsphere.kernels import numba_cpu, numba_cpu_hamilton
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
 def plain(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:
-    hidden = F.gelu(torch.einsum("...hc,hmc->...hm", x, up))
-    out = torch.einsum("...hm,hcm->...hc", hidden, down)
+    hidden = F.gelu(torch.einsum("...hc,hmc->...hm", x, block_expand(up)))
+    out = torch.einsum("...hm,hcm->...hc", hidden, block_expand(down))
     return out if keep is None else out * keep * keep_scale
 
 
 def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: int) -> list[Tensor]:
+    """x, up and down; channels and wide count numbers, four to a quaternion."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = (*tokens, heads, channels), (heads, wide, channels), (heads, channels, wide)
+    shapes = (*tokens, heads, channels), (heads, wide // 4, channels // 4, 4), (heads, channels // 4, wide // 4, 4)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 

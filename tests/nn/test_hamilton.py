@@ -51,15 +51,15 @@ def test_variance_is_kept_and_the_ffn_starts_small() -> None:
     assert HamiltonFFN(16, 4)(x).std() < 0.1
 
 
-def test_matrices_without_gradients_follow_the_weights() -> None:
+def test_weights_without_gradients_follow_the_layers() -> None:
     """Kept between calls, made again after any step, load, change behind autograd's back or change of type."""
     ffn, post, other = HamiltonFFN(2, 3), HamiltonLinear(2, 3, 3), HamiltonFFN(2, 3)
 
     def kept_and_fresh() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            kept = ffn.matrices(post)
-            assert ffn.matrices(post) is kept
-        return torch.cat([m.flatten() for m in kept]), torch.cat([m.flatten() for m in ffn.matrices(post)])
+            kept = ffn.weights(post)
+            assert ffn.weights(post) is kept
+        return torch.cat([m.flatten() for m in kept]), torch.cat([m.flatten() for m in ffn.weights(post)])
 
     assert torch.equal(*kept_and_fresh())
     for weight in (ffn.up.weight, ffn.down.weight, post.weight):

@@ -78,7 +78,8 @@ def field_pass(backend: str, batch: int) -> Pass:
 
 def hamilton_pass(backend: str, batch: int) -> Pass:
     """Up projection, GELU, down projection per head."""
-    x, up, down = leaf(batch, TARGETS, HEADS, WIDTH), leaf(HEADS, 4 * WIDTH, WIDTH), leaf(HEADS, WIDTH, 4 * WIDTH)
+    wide, x = 4 * CHANNELS, leaf(batch, TARGETS, HEADS, WIDTH)
+    up, down = leaf(HEADS, wide, CHANNELS, 4), leaf(HEADS, CHANNELS, wide, 4)
     return both_ways(lambda: feed_forward(x, up, down, backend=backend), [x, up, down])
 
 

@@ -103,6 +103,11 @@ def left_matrix(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4 4"]:
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
+def block_expand(weight: Float[Tensor, "*batch out inp 4"]) -> Float[Tensor, "*batch 4*out 4*inp"]:
+    """Each quaternion weight as its real 4x4 block L(w): the dense matrix of y_o = Σ_i W_oi ⊗ x_i (eq:hamilton)."""
+    return left_matrix(weight).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+
 def to_rotation_matrix(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
     """R(q) with R(q) v = rotate(q, v), for q `(..., 4)` real first -> `(..., 3, 3)`.
 

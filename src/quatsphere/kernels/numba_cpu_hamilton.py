@@ -1,21 +1,20 @@
 """The fused Hamilton feed-forward block on CPUs (Numba): torch operators around the loops of `numba_hamilton`."""
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quatsphere.geometry import quaternion
 from quatsphere.kernels.numba_cpu import flat, flat_mask, sum_in_order
 
 
 @torch.library.custom_op("quatsphere::feed_forward", mutates_args=(), device_types="cpu")
 def feed_forward(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:
-    """keep down_h gelu(up_h x_h) per head: x and keep (..., H, C), up (H, M, C), down (H, C, M) -> (..., H, C).
-
-    The weights are block-expanded quaternion matrices (or a product of such: a Hamilton layer before `up` is linear
-    and is multiplied into it, once per step).
-    """
+    """keep down_h gelu(up_h x_h) per head: x and keep (..., H, 4 Q), quaternion weights up (H, O, Q, 4) and down
+    (H, Q, O, 4) -> (..., H, 4 Q). A Hamilton layer before `up` is linear and is multiplied into it, once per step."""
     from quatsphere.kernels import numba_hamilton as loops
 
     widths, matrices = _arguments(x, up, down, keep, keep_scale)
@@ -30,18 +29,16 @@ def feed_forward_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of (x, up, down)."""
     from quatsphere.kernels import numba_hamilton as loops
+    from quatsphere.kernels.numba_eight import unpack
 
     widths, matrices = _arguments(x, up, down, keep, keep_scale)
-    chunks = loops.chunk_count(widths)
-    up_parts = x.new_empty(chunks, widths.heads, widths.narrow, widths.wide)
-    down_parts = x.new_empty(chunks, widths.heads, widths.wide, widths.narrow)
+    O, Q = up.shape[1:3]
     out = x.new_empty(x.shape)
-    into = (flat(out), flat(up_parts), flat(down_parts))
+    parts = [x.new_empty(loops.chunk_count(widths), widths.heads, Q, 8, widths.wide // 4) for _ in range(2)]
+    into = (flat(out), flat(parts[0]), flat(parts[1]))
     loops.differentiate_all(widths, matrices, (flat(x), flat_mask(keep), flat(gradient)), into)
-    M, C = up.shape[1:]
-    up_gradient = sum_in_order(up_parts, 0)[:, :C, :M].transpose(1, 2).contiguous()
-    down_gradient = sum_in_order(down_parts, 0)[:, :M, :C].transpose(1, 2).contiguous()
-    return out, up_gradient, down_gradient
+    up_gradient, down_gradient = (unpack(sum_in_order(part, 0), O) for part in parts)
+    return out, up_gradient.transpose(1, 2).contiguous(), down_gradient.contiguous()
 
 
 @feed_forward.register_fake
@@ -66,12 +63,51 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 feed_forward.register_autograd(_backward, setup_context=_save)
 
 
-def _arguments(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> tuple[Any, Any]:
-    """(Widths, Matrices) of the compiled loops, weights in whole tiles of sixteen."""
-    from quatsphere.kernels.numba_hamilton import COLUMNS, Matrices, Widths
+_packed: OrderedDict[tuple[int, int], tuple[Tensor, Tensor, Any]] = OrderedDict()
+"""Packed weights of the last calls, by address: (up, down, Matrices)."""
+MANY = 32
+"""As many blocks as may take turns."""
 
-    H, M, C = up.shape
-    fill = (0, -C % COLUMNS, 0, -M % COLUMNS)
-    up, down = F.pad(up, fill), F.pad(down, (fill[2], fill[3], fill[0], fill[1]))
-    widths = Widths(x.numel() // (H * C), H, C, C + fill[1], M + fill[3], keep is not None, keep_scale)
-    return widths, Matrices(*map(flat, (up.transpose(1, 2), down.transpose(1, 2), up, down)))
+
+def _same(kept: Tensor, weight: Tensor) -> bool:
+    return kept.dtype == weight.dtype and torch.equal(kept, weight)
+
+
+def _matrices(up: Tensor, down: Tensor, wide: int, narrow: int) -> Any:
+    """Matrices of the compiled loops, made again when a weight has changed: compared by value, since fused optimisers
+    and `.data` change one without changing its version."""
+    from quatsphere.kernels.numba_eight import pack
+    from quatsphere.kernels.numba_hamilton import Matrices
+
+    address = up.data_ptr(), down.data_ptr()
+    old = _packed.get(address)
+    if old is not None and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old[:2], (up, down), strict=True)
+    ):
+        return old[2]
+    down_back = quaternion.conjugate(down).transpose(1, 2)
+    real = _rows(down, wide, narrow), _rows(quaternion.conjugate(up).transpose(1, 2), wide, narrow)
+    matrices = Matrices(*map(flat, (pack(up), pack(down_back), *real)))
+    _packed[address] = up.detach().clone(), down.detach().clone(), matrices
+    if len(_packed) > MANY:
+        _packed.popitem(last=False)
+    return matrices
+
+
+def _arguments(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> tuple[Any, Any]:
+    """(Widths, Matrices) of the compiled loops."""
+    from quatsphere.kernels.numba_hamilton import WIDE, Widths
+
+    H, O, Q, _ = up.shape
+    C, wide = 4 * Q, O + -O % WIDE
+    narrow = C + -C % WIDE
+    widths = Widths(x.numel() // (H * C), H, C, narrow, 4 * wide, keep is not None, keep_scale)
+    return widths, _matrices(up, down, wide, narrow)
+
+
+def _rows(weight: Tensor, wide: int, narrow: int) -> Tensor:
+    """The real matrix of Σ_o W_qo ⊗ a_o, W (H, Q, O, 4), for wide rows a, component first: (H, 4 wide, narrow)."""
+    blocks = quaternion.left_matrix(weight)  # h q o row column
+    H, Q, O, _, _ = blocks.shape
+    rows = F.pad(blocks.permute(0, 4, 2, 1, 3).reshape(H, 4, O, 4 * Q), (0, narrow - 4 * Q, 0, wide - O))
+    return rows.reshape(H, 4 * wide, narrow)

@@ -287,8 +287,8 @@ def tile_count(sizes: FieldSizes) -> int:
 def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
     """What a thread needs for itself."""
     heads = sizes.heads
-    counts = (3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE, heads * TILE, heads * LANES)
-    counts += (LANES * heads * sizes.width,)
+    network = 3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE
+    counts = (*network, heads * TILE, heads * LANES, LANES * heads * sizes.width)
     return FieldScratch(*(np.zeros(count, dtype) for count in counts))
 
 

@@ -1,15 +1,27 @@
 """The loops of the Hamilton feed-forward block: y = keep W_down gelu(W_up x), one small pair of matrices per head.
 
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
-never written to memory, and recomputed for the gradient. Every product is the same register tile, four or eight rows
-by sixteen columns, finished (gelu, its slope, a sum) before it is stored. The next block of tokens is fetched ahead.
-Weights are expanded quaternion blocks, filled up with zeros to whole tiles (no change: gelu(0) = 0).
+never written to memory, and recomputed for the gradient. Products whose result is wide, and the gradients of the
+weights, take eight multiplications per quaternion (`numba_eight`); those that sum over the wide rows are real register
+tiles, four or eight rows by sixteen columns. All are finished (gelu, its slope, a sum) before they are stored, and the
+next block of tokens is fetched ahead. Wide rows are component first, filled up with zeros to whole vectors (no change:
+gelu(0) = 0).
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from quatsphere.kernels.numba_eight import (
+    add_outer,
+    conjugate_block,
+    narrow_left,
+    narrow_right,
+    transform_block,
+    wide_left,
+    wide_right_conjugated,
+    widen,
+)
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
 from quatsphere.kernels.numba_threads import compiled, share_out
 from quatsphere.kernels.numba_vector import (
@@ -25,9 +37,9 @@ from quatsphere.kernels.numba_vector import (
     store,
 )
 
-TOKENS = 32
+TOKENS = 24
 """Tokens of one head that pass together: activations and weights fit the first cache."""
-CHUNK = 2048
+CHUNK = 1536
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
 HEADS = 4
 """Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
@@ -37,8 +49,8 @@ TALL = many_registers()
 
 
 class Widths(NamedTuple):
-    """Tokens, heads, channels C per head, C and M in whole tiles, whether some of the output is dropped and what the
-    rest is then worth."""
+    """Tokens, heads, channels C per head, C in whole tiles and M = 4 O in whole vectors, whether some of the output is
+    dropped and what the rest is then worth."""
 
     tokens: int
     heads: int
@@ -50,19 +62,23 @@ class Widths(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Flat weights per head: up (C, M) and down (M, C), and for gradients their transposes (M, C) and (C, M)."""
+    """Flat weights per head, packed for `widen`: up and down* (Q, 8, O); real: down and up* (M, C)."""
 
     up: Any
+    down_back: Any
     down: Any
     up_back: Any
-    down_back: Any
 
 
 class Block(NamedTuple):
-    """Room for a block of tokens: narrow ones (TOKENS, C), wide ones (TOKENS, M)."""
+    """Room for a block of tokens: narrow rows (TOKENS, C) with transforms and conjugates, wide ones (TOKENS, M)."""
 
     x: Any
+    x_hat: Any
     gradient: Any
+    gradient_hat: Any
+    conjugate: Any
+    conjugate_hat: Any
     result: Any
     activation: Any
     wide_gradient: Any
@@ -92,12 +108,6 @@ def tile(x, at, row, step, w, column, width, count):  # type: ignore[no-untyped-
         at += step
         column += width
     return top, bottom
-
-
-@inner
-def add_to(table, at, vector):  # type: ignore[no-untyped-def]
-    """Sixteen numbers, added to what is there."""
-    store(table, at, load_wide(table, at) + vector)
 
 
 @inner
@@ -185,27 +195,24 @@ def drop(table, keep, widths, head, first):  # type: ignore[no-untyped-def]
 
 
 @inner
-def put_rows(put, into, at, width, rows):  # type: ignore[no-untyped-def]
+def store_rows(into, at, width, rows):  # type: ignore[no-untyped-def]
     """Four rows of a finished tile."""
-    put(into, at, rows[0])
-    put(into, at + width, rows[1])
-    put(into, at + 2 * width, rows[2])
-    put(into, at + 3 * width, rows[3])
+    store(into, at, rows[0])
+    store(into, at + width, rows[1])
+    store(into, at + 2 * width, rows[2])
+    store(into, at + 3 * width, rows[3])
 
 
 @inner
-def multiply(left, row_step, step, rows, right, width, count, put, into):  # type: ignore[no-untyped-def]
-    """put(into, ·) of (rows, width) = left (rows, count) @ right (count, width); left[r, k] is at r row_step + k step.
-
-    The sum over k is in order.
-    """
-    for row in range(0, rows, 8 if TALL else 4):
-        for column in range(0, width, COLUMNS):
-            top, bottom = tile(left, row * row_step, row_step, step, right, column, width, count)
-            at = row * width + column
-            put_rows(put, into, at, width, top)
+def narrow_down(left, right, width, columns, out):  # type: ignore[no-untyped-def]
+    """out (TOKENS, columns) = left (TOKENS, width) @ right (width, columns); the sum over the width is in order."""
+    for row in range(0, TOKENS, 8 if TALL else 4):
+        for column in range(0, columns, COLUMNS):
+            top, bottom = tile(left, row * width, width, 1, right, column, columns, width)
+            at = row * columns + column
+            store_rows(out, at, columns, top)
             if TALL:
-                put_rows(put, into, at + 4 * width, width, bottom)
+                store_rows(out, at + 4 * columns, columns, bottom)
 
 
 @inner
@@ -219,17 +226,18 @@ def item_place(item, widths):  # type: ignore[no-untyped-def]
 @compiled
 def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[no-untyped-def]
     """y for items (chunk of tokens, group of heads)."""
-    C, M = widths.narrow, widths.wide
+    C, M, Q, size = widths.narrow, widths.wide, widths.channels // 4, TOKENS * widths.narrow
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
         for first in range(start, stop, TOKENS):
             for head in range(first_head, last_head):
-                here = slice(head * C * M, (head + 1) * C * M)
+                here, packed = slice(head * C * M, (head + 1) * C * M), slice(head * 2 * Q * M, (head + 1) * 2 * Q * M)
                 read_block(x, widths, head, first, block.x)
                 fetch_next(x, widths, head, first)
-                multiply(block.x, C, 1, TOKENS, matrices.up[here], M, widths.channels, store_gelu, block.activation)
+                transform_block(block.x, size, block.x_hat)
+                widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store_gelu, block.activation)
                 fetch_next(out, widths, head, first)
-                multiply(block.activation, M, 1, TOKENS, matrices.down[here], C, M, store, block.result)
+                narrow_down(block.activation, matrices.down[here], M, C, block.result)
                 drop(block.result, keep, widths, head, first)
                 write_block(block.result, widths, head, first, out)
 
@@ -237,31 +245,42 @@ def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[
 @inner
 def differentiate_block(widths, matrices, block, head, first, inputs, into, part):  # type: ignore[no-untyped-def]
     """Gradients of one block of tokens of one head; those of the weights are added to this part."""
-    C, M, channels = widths.narrow, widths.wide, widths.channels
-    here, sums = slice(head * C * M, (head + 1) * C * M), slice(part * C * M, (part + 1) * C * M)
+    C, M, Q, size = widths.narrow, widths.wide, widths.channels // 4, TOKENS * widths.narrow
+    here, packed = slice(head * C * M, (head + 1) * C * M), slice(head * 2 * Q * M, (head + 1) * 2 * Q * M)
+    sums = slice(part * 2 * Q * M, (part + 1) * 2 * Q * M)
     x, keep, gradient = inputs
     read_block(x, widths, head, first, block.x)
     read_block(gradient, widths, head, first, block.gradient)
     drop(block.gradient, keep, widths, head, first)
     fetch_next(x, widths, head, first)
-    multiply(block.x, C, 1, TOKENS, matrices.up[here], M, channels, store, block.activation)
+    transform_block(block.x, size, block.x_hat)
+    transform_block(block.gradient, size, block.gradient_hat)
+    widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store, block.activation)
     fetch_next(gradient, widths, head, first)
-    wide = block.activation, block.wide_gradient
-    multiply(block.gradient, C, 1, TOKENS, matrices.down_back[here], M, channels, store_with_slope, wide)
-    multiply(block.wide_gradient, M, 1, TOKENS, matrices.up_back[here], C, M, store, block.result)
+    wide, back = (block.activation, block.wide_gradient), matrices.down_back[packed]
+    widen(block.gradient_hat, block.gradient, C, TOKENS, Q, back, M // 4, store_with_slope, wide)
+    narrow_down(block.wide_gradient, matrices.up_back[here], M, C, block.result)
     write_block(block.result, widths, head, first, into[0])
     fetch_next(into[0], widths, head, first)
-    multiply(block.x, 1, C, channels, block.wide_gradient, M, TOKENS, add_to, into[1][sums])
-    multiply(block.activation, 1, M, M, block.gradient, C, TOKENS, add_to, into[2][sums])
+    conjugate_block(block.x, size, block.conjugate)
+    transform_block(block.conjugate, size, block.conjugate_hat)
+    add_outer(
+        block.conjugate_hat, block.conjugate, narrow_right, C, TOKENS, Q, block.wide_gradient, wide_left, M // 4,
+        into[1][sums],
+    )  # fmt: skip
+    add_outer(
+        block.gradient_hat, block.gradient, narrow_left, C, TOKENS, Q, block.activation, wide_right_conjugated, M // 4,
+        into[2][sums],
+    )  # fmt: skip
 
 
 @compiled
 def differentiate(items, widths, matrices, block, inputs, into):  # type: ignore[no-untyped-def]
     """Gradients for items from inputs = (x, keep, gradient of y).
 
-    into = (dx, parts of dup (chunks, H, C, M), parts of ddown (chunks, H, M, C)).
+    into = (dx, eight sums of dup and of ddown* in parts (chunks, H, Q, 8, O)).
     """
-    size = widths.narrow * widths.wide
+    size = 2 * (widths.channels // 4) * widths.wide
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
         part = start // CHUNK * widths.heads
@@ -285,7 +304,7 @@ def item_count(widths: Widths) -> int:
 def empty_block(widths: Widths, dtype: Any) -> Block:
     """Room for one thread."""
     narrow, wide = TOKENS * widths.narrow, TOKENS * widths.wide
-    return Block(*(np.empty(count, dtype) for count in (narrow, narrow, narrow, wide, wide)))
+    return Block(*(np.empty(count, dtype) for count in (*[narrow] * 7, wide, wide)))
 
 
 def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, out: Any) -> None:

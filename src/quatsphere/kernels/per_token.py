@@ -20,20 +20,20 @@ from quatsphere.kernels.neighbour_ops import gather_sum
 
 def feed_forward(
     x: Float[Tensor, "b v h c"],
-    up: Float[Tensor, "h wide c"],
-    down: Float[Tensor, "h c wide"],
+    up: Float[Tensor, "h wide q 4"],
+    down: Float[Tensor, "h q wide 4"],
     *,
     keep: Bool[Tensor, "b v h c"] | None = None,
     keep_scale: float = 1.0,
     backend: str = "auto",
 ) -> Float[Tensor, "b v h c"]:
-    """keep down_h gelu(up_h x_h) per head, with real matrices (block-expanded quaternion weights), the exact GELU and,
-    where given, the mask of a dropout whose survivors count `keep_scale` times."""
+    """keep down_h gelu(up_h x_h) per head with matrices of quaternions (eq:hamilton), c = 4 q, the exact GELU on every
+    component and, where given, the mask of a dropout whose survivors count `keep_scale` times."""
     if choose_backend(backend, x.device.type) == "numba_cpu":
         with torch.autocast("cpu", enabled=False):
             return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype), keep, keep_scale)
-    hidden = F.gelu(torch.einsum("bvhc,hmc->bvhm", x, up))
-    out = torch.einsum("bvhm,hcm->bvhc", hidden, down)
+    hidden = F.gelu(torch.einsum("bvhc,hmc->bvhm", x, quaternion.block_expand(up)))
+    out = torch.einsum("bvhm,hcm->bvhc", hidden, quaternion.block_expand(down))
     return out if keep is None else out * (keep.to(out.dtype) * keep_scale)
 
 

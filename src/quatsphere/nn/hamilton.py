@@ -10,13 +10,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from quatsphere.geometry.quaternion import full_precision, left_matrix
+from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
-
-
-def block_expand(weight: Float[Tensor, "h out inp 4"]) -> Float[Tensor, "h 4*out 4*inp"]:
-    """Each quaternion weight as its real 4x4 block L(w): the dense matrix of y_o = Σ_i W_oi ⊗ x_i per head."""
-    return left_matrix(weight).transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def _same(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
@@ -68,31 +63,32 @@ class HamiltonFFN(nn.Module):
         keep: Bool[Tensor, "b v d"] | None = None,
         keep_scale: float = 1.0,
     ) -> Float[Tensor, "b v h q 4"]:
-        """dropout(FFN(post(x))); `post` is linear, so its matrix is multiplied into the up projection, once per step.
+        """dropout(FFN(post(x))); `post` is linear, so it is multiplied into the up projection, once per step.
 
         GELU acts on every real component; `keep` is the mask of the dropout, survivors count `keep_scale` times.
         """
-        up, down = self.matrices(post)
+        up, down = self.weights(post)
         flat = x.flatten(3)
         mask = None if keep is None else keep.reshape(flat.shape)
-        return feed_forward(flat, up, down, keep=mask, keep_scale=keep_scale, backend=self.backend).unflatten(
-            3, (-1, 4)
-        )
+        out = feed_forward(flat, up, down, keep=mask, keep_scale=keep_scale, backend=self.backend)
+        return out.unflatten(3, (-1, 4))
 
-    def matrices(
+    def weights(
         self, post: HamiltonLinear | None = None
-    ) -> tuple[Float[Tensor, "h wide c"], Float[Tensor, "h c wide"]]:
-        """(up @ post, down) as real matrices; without gradients on a CPU they are kept until a weight changes."""
+    ) -> tuple[Float[Tensor, "h wide q 4"], Float[Tensor, "h q wide 4"]]:
+        """(up post, down); without gradients on a CPU they are kept until a weight changes."""
         weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self.up.weight.is_cpu:
-            return self._expand(*weights)
+            return self._merge(*weights)
         kept = self._kept
         if kept is None or not _same(kept[0], weights):
-            kept = self._kept = ([weight.detach().clone() for weight in weights], self._expand(*weights))
+            kept = self._kept = ([weight.detach().clone() for weight in weights], self._merge(*weights))
         return kept[1]
 
     @staticmethod
-    def _expand(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _merge(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The quaternion matrix U P with (U P)_ok = Σ_i U_oi ⊗ P_ik, and the down projection."""
+        if post is None:
+            return up, down
         with full_precision(up):
-            wide = block_expand(up)
-            return wide if post is None else wide @ block_expand(post), block_expand(down)
+            return einsum(left_matrix(up), post, "h o i x y, h i k y -> h o k x"), down
