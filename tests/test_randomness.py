@@ -34,7 +34,7 @@ def test_uniform_moments() -> None:
 
 
 def test_keep_mask_keeps_the_mean_and_the_rate() -> None:
-    mask = keep_mask(fold(3, torch.arange(64)), (50, 33), 0.1)
+    mask = keep_mask(torch.arange(64), 3, (50, 33), 0.1)
     assert mask.dtype == torch.bool
     assert abs((~mask).double().mean() - 0.1) < 0.003
     assert abs(mask.double().mean() * keep_scale(0.1) - 1) < 0.005
@@ -42,8 +42,8 @@ def test_keep_mask_keeps_the_mean_and_the_rate() -> None:
 
 def test_keep_mask_depends_on_the_sample_alone() -> None:
     keys = fold(3, torch.arange(9))
-    whole = keep_mask(keys, (7, 5), 0.5)
-    parts = torch.cat([keep_mask(keys[i : i + 2], (7, 5), 0.5) for i in range(0, 9, 2)])
+    whole = keep_mask(keys, 1, (7, 5), 0.5)
+    parts = torch.cat([keep_mask(keys[i : i + 2], 1, (7, 5), 0.5) for i in range(0, 9, 2)])
     assert torch.equal(whole, parts)
 
 

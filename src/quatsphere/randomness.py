@@ -59,23 +59,23 @@ def keep_scale(rate: float) -> float:
     return 2**16 / (2**16 - dropped_of_65536(rate))
 
 
-def draw_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
-    """Dropout mask (B, *shape): False with probability `rate`; one key per sample."""
+def draw_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
+    """Dropout mask (B, *shape): False with probability `rate`; one key per sample, folded with the mask's place."""
     count = math.prod(shape)
-    bits = stream(keys, -(-count // 4)).view(torch.int16)[..., :count]
+    bits = stream(fold(keys, site), -(-count // 4)).view(torch.int16)[..., :count]
     return (bits >= dropped_of_65536(rate) - 2**15).reshape(*keys.shape, *shape)
 
 
 @torch.library.custom_op("quatsphere::keep_mask", mutates_args=())
-def keep_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+def keep_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
     """`draw_mask` as a torch operator, so that torch.compile keeps it whole: the code it generates for the 64-bit
     stream on CPUs (torch 2.13) writes past its buffers. `kernels` gives it compiled loops on CPUs.
     """
-    return draw_mask(keys, shape, rate)
+    return draw_mask(keys, site, shape, rate)
 
 
 @keep_mask.register_fake
-def _(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+def _(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
     return keys.new_empty((*keys.shape, *shape), dtype=torch.bool)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quatsphere.kernels import numba_cpu
 from quatsphere.kernels.numba_cpu_masks import fused_keep_mask
-from quatsphere.randomness import draw_mask, fold, keep_mask
+from quatsphere.randomness import draw_mask, fold, keep_mask, name_seed
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not 
     st.sampled_from([0.0, 2**-16, 0.1, 0.5, 0.9999]),
 )
 def test_equals_the_plain_mask(seed: int, images: int, shape: list[int], rate: float) -> None:
-    keys = fold(seed, torch.arange(images))
-    assert torch.equal(fused_keep_mask(keys, shape, rate), draw_mask(keys, shape, rate))
+    keys, site = fold(seed, torch.arange(images)), name_seed(seed, "site")
+    assert torch.equal(fused_keep_mask(keys, site, shape, rate), draw_mask(keys, site, shape, rate))
 
 
 def test_the_operator_takes_the_compiled_loops_for_any_number_of_threads() -> None:
     keys, before = fold(1, torch.arange(7)), torch.get_num_threads()
-    expected = draw_mask(keys, (40, 33), 0.1)
+    expected = draw_mask(keys, 5, (40, 33), 0.1)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        assert torch.equal(keep_mask(keys, (40, 33), 0.1), expected)
+        assert torch.equal(keep_mask(keys, 5, (40, 33), 0.1), expected)
     torch.set_num_threads(before)

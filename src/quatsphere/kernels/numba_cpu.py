@@ -6,6 +6,7 @@ Numba itself is imported by the first call: importing this file costs nothing an
 import importlib.util
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -154,7 +155,7 @@ def check_neighbours(neighbours: Tensor, sources: int) -> None:
 
 def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
     """Sum in a fixed order and in float64: numpy adds in one thread, torch's order depends on their number."""
-    return torch.as_tensor(parts.numpy().sum(axis=axes, dtype="float64"), dtype=parts.dtype)
+    return torch.from_numpy(numpy.asarray(parts.numpy().sum(axis=axes, dtype="float64"))).to(parts.dtype)
 
 
 def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:

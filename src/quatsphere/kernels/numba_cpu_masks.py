@@ -10,12 +10,12 @@ from quatsphere.kernels.numba_cpu import available, flat
 from quatsphere.randomness import dropped_of_65536, keep_mask
 
 
-def fused_keep_mask(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+def fused_keep_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
     """`keep_mask` by compiled loops."""
     from quatsphere.kernels import numba_masks as loops
 
     out = torch.empty(*keys.shape, *shape, dtype=torch.bool)
-    loops.fill_all(flat(keys), math.prod(shape), dropped_of_65536(rate) - 2**15, flat(out))
+    loops.fill_all(flat(keys), site, math.prod(shape), dropped_of_65536(rate) - 2**15, flat(out))
     return out
 
 

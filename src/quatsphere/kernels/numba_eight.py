@@ -40,23 +40,22 @@ SIGNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 """H."""
 
 
-def transform(x: Tensor) -> Tensor:
-    """H x along the last axis."""
-    return x @ torch.tensor(SIGNS, dtype=x.dtype)
+SECOND = ((2, 0, 0, 0), (0, 0, 0, -2), (0, -2, 0, 0), (0, 0, -2, 0))
+"""(2 w₀, -2 w₃, -2 w₁, -2 w₂) from w."""
+PACK = torch.cat((torch.tensor(SIGNS) / 4, torch.tensor(SECOND))).double()
+"""w -> ŵ and the factors of the last four multiplications."""
+UNPACK = torch.cat((torch.tensor(SIGNS) * torch.tensor([-1, 1, 1, 1]) / 4, torch.diag(torch.tensor([2, -2, -2, -2]))))
+"""Eight sums -> the product."""
 
 
 def pack(weight: Tensor) -> Tensor:
     """Quaternion weights (H, O, I, 4) as (H, I, 8, O): ŵ, then 2 w₀, -2 w₃, -2 w₁, -2 w₂; O in whole vectors."""
-    signed = torch.stack((weight[..., 0], -weight[..., 3], -weight[..., 1], -weight[..., 2]), dim=-1)
-    eight = torch.cat((transform(weight) / 4, 2 * signed), dim=-1).permute(0, 2, 3, 1)
-    return F.pad(eight, (0, -weight.shape[1] % WIDE))
+    return F.pad((weight @ PACK.T.to(weight.dtype)).permute(0, 2, 3, 1), (0, -weight.shape[1] % WIDE))
 
 
 def unpack(sums: Tensor, count: int) -> Tensor:
     """Products from their eight sums (..., 8, O), see `add_outer` -> (..., count, 4)."""
-    first, second = sums[..., :count].transpose(-1, -2).split(4, dim=-1)
-    g = transform(first) / 4
-    return torch.cat((2 * second[..., :1] - g[..., :1], g[..., 1:] - 2 * second[..., 1:]), dim=-1)
+    return sums[..., :count].transpose(-1, -2) @ UNPACK.to(sums.dtype)
 
 
 @instruction

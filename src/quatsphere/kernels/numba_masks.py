@@ -24,14 +24,14 @@ def finalise(x):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def fill(images, keys, count, threshold, words, out):  # type: ignore[no-untyped-def]
+def fill(images, keys, site, count, threshold, words, out):  # type: ignore[no-untyped-def]
     """Masks (count,) of these images: whether a number of the stream reaches the threshold.
 
     `words` is room for some of the stream, as numbers of 64 bits and as four times as many of 16.
     """
     whole, quarters = words
     for image in range(*images):
-        counter = np.uint64(keys[image])
+        counter = finalise(finalise(GOLDEN + np.uint64(keys[image])) + GOLDEN + np.uint64(site))
         for start in range(0, count, len(quarters)):
             for place in range(len(whole)):
                 counter += GOLDEN
@@ -41,11 +41,11 @@ def fill(images, keys, count, threshold, words, out):  # type: ignore[no-untyped
                 here[place] = quarters[place] >= threshold
 
 
-def fill_all(keys: Any, count: int, threshold: int, out: Any) -> None:
-    """Masks (B, count) of all keys."""
+def fill_all(keys: Any, site: int, count: int, threshold: int, out: Any) -> None:
+    """Masks (B, count) of all keys, each folded with the site as `randomness.fold` does."""
 
     def run(images: Part) -> None:
         whole = np.empty(WORDS, np.uint64)
-        fill(images, keys, count, np.int16(threshold), (whole, whole.view(np.int16)), out)
+        fill(images, keys, site, count, np.int16(threshold), (whole, whole.view(np.int16)), out)
 
     share_out(run, len(keys), out.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from quatsphere.randomness import fold, keep_mask, keep_scale, name_seed
+from quatsphere.randomness import keep_mask, keep_scale, name_seed
 
 
 class KeyedDropout(nn.Module):
@@ -20,7 +20,7 @@ class KeyedDropout(nn.Module):
         """(B, *shape), False where something is dropped, or None where nothing is; survivors count `scale` times."""
         if not self.training or self.rate == 0:
             return None
-        return keep_mask(fold(keys, self.site), shape, self.rate)
+        return keep_mask(keys, self.site, shape, self.rate)
 
     def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
         """x with its mask applied."""
