@@ -7,12 +7,10 @@ own, so the result does not depend on which of the two happened, nor on the numb
 
 from typing import Any
 
-import numpy as np
-
 from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
 from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
 from quatsphere.kernels.numba_neighbours import reverse_graph
-from quatsphere.kernels.numba_threads import Part, compiled, share_out, worthwhile
+from quatsphere.kernels.numba_threads import Part, compiled, room, share_out, worthwhile
 from quatsphere.kernels.numba_transport import TILE
 from quatsphere.kernels.numba_vector import LANES
 
@@ -97,11 +95,11 @@ def _chunks(vertices: int) -> int:
 def _scratch(sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any, Any]:
     """One target's scores, weights and their gradients, each (k, 8), and a vertex's sums (Q, 4, 8)."""
     k, Q = sizes.neighbours * LANES, sizes.channels * TILE
-    return np.empty(k, dtype), np.empty(k, dtype), np.empty(k, dtype), np.empty(Q, dtype)
+    return room(k, dtype), room(k, dtype), room(k, dtype), room(Q, dtype)
 
 
 def _tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:
     """Room for one item."""
     S, T, edges = sizes.sources * TILE, sizes.targets * TILE, sizes.targets * sizes.neighbours * LANES
     counts = (S * sizes.channels, S, T, *((T * sizes.channels, edges, edges) if gradients else (0, 0, 0)))
-    return Tables(*(np.empty(count, dtype) for count in counts))
+    return Tables(*(room(count, dtype) for count in counts))

@@ -8,12 +8,10 @@ Heads lie in lanes, channels in tiles of four; there is no transport, and querie
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place, fetch_features, softmax
 from quatsphere.kernels.numba_attention_backward import score_gradients
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen, reverse_graph
-from quatsphere.kernels.numba_threads import compiled, share_out
+from quatsphere.kernels.numba_threads import compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, load_tile, store_tile
 from quatsphere.kernels.numba_vector import LANES, inner, load_quaternions, splat, store_quaternions
 
@@ -141,7 +139,5 @@ def _room(sizes: Sizes, dtype: Any) -> tuple[DotTables, tuple[Any, ...]]:
     """Tables for one item, and scratch for one target's scores, weights and their gradients, and a vertex's sums."""
     S, T = sizes.sources * sizes.channels * TILE, sizes.targets * sizes.channels * TILE
     slots = sizes.neighbours * LANES
-    tables = DotTables(
-        *(np.empty(count, dtype) for count in (T, S, S, T, sizes.targets * slots, sizes.targets * slots))
-    )
-    return tables, tuple(np.empty(count, dtype) for count in (slots, slots, slots, sizes.channels * TILE))
+    tables = DotTables(*(room(count, dtype) for count in (T, S, S, T, sizes.targets * slots, sizes.targets * slots)))
+    return tables, tuple(room(count, dtype) for count in (slots, slots, slots, sizes.channels * TILE))

@@ -15,14 +15,13 @@ fetched ahead, since the processor does not guess the jump.
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import overload
 
 from quatsphere.kernels.numba_gelu import gelu
 from quatsphere.kernels.numba_math import COS, SINC, series, tanh
-from quatsphere.kernels.numba_threads import Part, compiled, share_out
+from quatsphere.kernels.numba_threads import Part, compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
     LANES,
@@ -289,7 +288,9 @@ def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
     heads = sizes.heads
     network = 3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE
     counts = (*network, heads * TILE, heads * LANES, LANES * heads * sizes.width)
-    return FieldScratch(*(np.zeros(count, dtype) for count in counts))
+    scratch = FieldScratch(*(room(count, dtype) for count in counts))
+    scratch.partial[:] = 0
+    return scratch
 
 
 def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:

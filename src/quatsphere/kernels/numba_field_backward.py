@@ -11,8 +11,6 @@ second only once, after the sum over images.
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from quatsphere.kernels.numba_field import (
     GROUP,
     ROWS,
@@ -36,7 +34,7 @@ from quatsphere.kernels.numba_field import (
 )
 from quatsphere.kernels.numba_gelu import gelu_with_slope
 from quatsphere.kernels.numba_math import SINC_SLOPE
-from quatsphere.kernels.numba_threads import Part, compiled, share_out
+from quatsphere.kernels.numba_threads import Part, compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, conjugate, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
     LANES,
@@ -268,7 +266,7 @@ def differentiate_all(
 
     def run(part: Part) -> None:
         dtype, count, width = arrays.base.dtype, GROUP * LANES * sizes.padded, sizes.heads * sizes.width
-        kept = FieldKept(*(np.empty(size, dtype) for size in (count, count, sizes.heads * TILE, LANES * width)))
+        kept = FieldKept(*(room(size, dtype) for size in (count, count, sizes.heads * TILE, LANES * width)))
         differentiate(part, sizes, bound, arrays, make_scratch(sizes, dtype), kept, mixed, gradients)
 
     share_out(run, tile_count(sizes), gradients.hidden.size)

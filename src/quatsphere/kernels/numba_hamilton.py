@@ -10,8 +10,6 @@ gelu(0) = 0).
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from quatsphere.kernels.numba_eight import (
     add_outer,
     conjugate_block,
@@ -23,7 +21,7 @@ from quatsphere.kernels.numba_eight import (
     widen,
 )
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
-from quatsphere.kernels.numba_threads import compiled, share_out
+from quatsphere.kernels.numba_threads import compiled, room, share_out
 from quatsphere.kernels.numba_vector import (
     WIDE,
     fma,
@@ -304,7 +302,7 @@ def item_count(widths: Widths) -> int:
 def empty_block(widths: Widths, dtype: Any) -> Block:
     """Room for one thread."""
     narrow, wide = TOKENS * widths.narrow, TOKENS * widths.wide
-    return Block(*(np.empty(count, dtype) for count in (*[narrow] * 7, wide, wide)))
+    return Block(*(room(count, dtype) for count in (*[narrow] * 7, wide, wide)))
 
 
 def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, out: Any) -> None:

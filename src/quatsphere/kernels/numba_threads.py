@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 
 Part = tuple[int, int]
@@ -46,6 +47,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+LINE = 64
+"""Bytes of a cache line."""
 LEAST = 2**17
 """Numbers of a result that are worth a thread: to wake one and let it in costs a few tenths of a millisecond."""
 
@@ -84,6 +87,14 @@ def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], bounds: 
     library.GOMP_parallel(_REGION(region), None, len(bounds), 0)
     if errors:
         raise errors[0]
+
+
+def room(count: int, dtype: Any) -> Any:
+    """An array for a thread's intermediate numbers that begins with a cache line, so that no vector lies across two."""
+    size = count * np.dtype(dtype).itemsize
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + size].view(dtype)
 
 
 def compiled(function: Callable[..., None]) -> Any:
