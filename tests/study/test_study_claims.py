@@ -85,6 +85,26 @@ def test_a_comparison_holds_fails_or_waits() -> None:
     assert "more seeds" in close["why"]
 
 
+def test_a_cost_fails_when_it_is_less_than_half_of_the_papers() -> None:
+    rows = ("attention", 50.0), ("attention_value_identity", 49.0)
+    assert verdict("value.sphere", around(*rows))["verdict"] == "holds"
+    assert verdict("value.sphere", around(rows[0], (rows[1][0], 50.0)))["verdict"] == "fails"
+    waiting = verdict("value.sphere", around(rows[0], (rows[1][0], 49.8), noise=10))
+    assert waiting["verdict"] == "undecided"
+    assert re.search(r"holds 0 and -0.5: more seeds needed \(about [0-9,]+\)", waiting["why"])
+
+
+def test_the_number_of_seeds_still_wanted_is_right() -> None:
+    """With that many of the same mean and noise the interval would just clear the limit."""
+    records = around(("full", 50), ("transport_identity", 49.9), noise=10)
+    estimate = Contrast(difference("transport_identity", "full")).estimate(Evidence(records))
+    assert estimate is not None
+    seeds = estimate.seeds_to_clear(0.1)
+    low, high = estimate.interval() or (0.0, 0.0)
+    assert seeds is not None
+    assert (high - low) / 2 * math.sqrt(estimate.n / seeds) == pytest.approx(0.1, rel=0.01)
+
+
 def test_no_effect_needs_the_equivalence_test() -> None:
     assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 50.1)))["verdict"] == "holds"
     assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 52)))["verdict"] == "fails"

@@ -13,6 +13,7 @@ from quatsphere.study.claims.rules import (
     AllNoEffect,
     Below,
     Contrast,
+    Costs,
     Faster,
     NoEffect,
     NotWorse,
@@ -61,6 +62,11 @@ def ranged(name: str, section: str, statement: str, paper: Number, rule: Rule, n
 def loses(row: str, reference: str = "full", dataset: str = "cifar10", metric: str = "test") -> Below:
     """row < reference."""
     return Below(Contrast(difference(row, reference), metric, dataset))
+
+
+def costs(points: float, row: str, reference: str, dataset: str = "cifar10") -> Costs:
+    """row < reference, by at least half of the points."""
+    return Costs(Contrast(difference(row, reference), dataset=dataset), points)
 
 
 def gains(row: str, reference: str, metric: str = "test", limit: float = 0.0) -> Above:
@@ -222,15 +228,15 @@ TRAINED: tuple[Claim, ...] = (
     ),
     trained(
         "value.sphere", "sec:exp-grid", "W_V -> identity costs accuracy on the sphere (1.0)", -1.0, 3,
-        loses("attention_value_identity", "attention"),
+        costs(1.0, "attention_value_identity", "attention"),
     ),
     trained(
         "value.plane", "sec:exp-grid", "W_V -> identity costs accuracy on the plane (1.0)", -1.0, 3,
-        loses("flat_value_identity", "flat"),
+        costs(1.0, "flat_value_identity", "flat"),
     ),
     trained(
         "value.cifar100", "tab:ablation", "W_V -> identity costs accuracy on CIFAR-100 (0.8)", -0.8, 1,
-        loses("attention_value_identity", "attention", "cifar100"),
+        costs(0.8, "attention_value_identity", "attention", "cifar100"),
     ),
     trained(
         "value.same_on_both", "sec:exp-grid", "the value path costs the same on either layout", 0.0, 3,

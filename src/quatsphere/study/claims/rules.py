@@ -71,6 +71,12 @@ def judge(found: Estimate, *, holds: float, fails: float, otherwise: str) -> Fin
     return Finding("fails", "", *numbers) if fails < LEVEL else Finding("undecided", otherwise, *numbers)
 
 
+def more_seeds(found: Estimate, distance: float) -> str:
+    """What is wanted when an interval does not clear a limit."""
+    seeds = found.seeds_to_clear(distance)
+    return "more seeds needed" if seeds is None or seeds <= found.n else f"more seeds needed (about {seeds:,})"
+
+
 @dataclass(frozen=True)
 class Below:
     """A quantity lies below a limit: the row loses, or the interaction is negative."""
@@ -83,7 +89,7 @@ class Below:
         found = self.quantity.estimate(evidence)
         if found is None:
             return self.quantity.absent(evidence)
-        otherwise = f"the interval holds {self.limit:g}: more seeds needed"
+        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, abs(found.value - self.limit))}"
         return judge(found, holds=2 * found.below(self.limit), fails=2 * found.above(self.limit), otherwise=otherwise)
 
 
@@ -99,8 +105,25 @@ class Above:
         found = self.quantity.estimate(evidence)
         if found is None:
             return self.quantity.absent(evidence)
-        otherwise = f"the interval holds {self.limit:g}: more seeds needed"
+        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, abs(found.value - self.limit))}"
         return judge(found, holds=2 * found.above(self.limit), fails=2 * found.below(self.limit), otherwise=otherwise)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A row loses accuracy; it fails when the loss, if there is one, is shown to be less than half of the paper's."""
+
+    quantity: Quantity
+    points: float
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """When the interval lies below zero, or above minus half the points."""
+        found = self.quantity.estimate(evidence)
+        if found is None:
+            return self.quantity.absent(evidence)
+        least = -self.points / 2
+        otherwise = f"the interval holds 0 and {least:g}: {more_seeds(found, max(-found.value, found.value - least))}"
+        return judge(found, holds=2 * found.below(0), fails=2 * found.above(least), otherwise=otherwise)
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,10 @@ class NoEffect:
         if found is None:
             return self.quantity.absent(evidence)
         differs = 2 * self.among * min(found.above(0), found.below(0))
-        otherwise = f"neither within +-{self.margin:g} nor away from 0: more seeds needed"
+        size = abs(found.value)
+        otherwise = (
+            f"neither within +-{self.margin:g} nor away from 0: {more_seeds(found, max(size, self.margin - size))}"
+        )
         return judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
 
 
