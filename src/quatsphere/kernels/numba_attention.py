@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from quatsphere.kernels.numba_math import exp_of_negative
 from quatsphere.kernels.numba_neighbours import edge_dots, hear
+from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
 from quatsphere.kernels.numba_transport import (
     TILE,
     conjugate,
@@ -25,19 +26,7 @@ from quatsphere.kernels.numba_transport import (
     store_tile,
     turn,
 )
-from quatsphere.kernels.numba_vector import (
-    LANES,
-    fetch,
-    inner,
-    keep_lanes,
-    load,
-    load_quaternions,
-    prefetch,
-    splat,
-    store,
-    store_quaternions,
-    where_less,
-)
+from quatsphere.kernels.numba_vector import LANES, fetch, inner, keep_lanes, load, prefetch, splat, store, where_less
 
 ALIGNMENT, ABSOLUTE, UNIFORM, GEOMETRIC = 0, 1, 2, 3
 AHEAD = 6

@@ -28,6 +28,7 @@ from quatsphere.kernels.numba_attention import (
     target_key,
 )
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen
+from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
 from quatsphere.kernels.numba_transport import (
     IDENTITY,
     SANDWICH,
@@ -41,18 +42,7 @@ from quatsphere.kernels.numba_transport import (
     rotation,
     turn,
 )
-from quatsphere.kernels.numba_vector import (
-    LANES,
-    fma,
-    inner,
-    lane,
-    load,
-    load_quaternions,
-    splat,
-    store,
-    store_quaternions,
-    where_less,
-)
+from quatsphere.kernels.numba_vector import LANES, fma, inner, lane, load, splat, store, where_less
 
 
 class Gradients(NamedTuple):

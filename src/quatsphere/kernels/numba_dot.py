@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place, fetch_features, softmax
 from quatsphere.kernels.numba_attention_backward import score_gradients
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen, reverse_graph
+from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
 from quatsphere.kernels.numba_threads import compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, load_tile, store_tile
-from quatsphere.kernels.numba_vector import LANES, inner, load_quaternions, splat, store_quaternions
+from quatsphere.kernels.numba_vector import LANES, inner, splat
 
 
 class DotInputs(NamedTuple):

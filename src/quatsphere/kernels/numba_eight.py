@@ -22,13 +22,13 @@ from quatsphere.kernels.numba_vector import (
     FLOATS,
     WIDE,
     Vector,
-    _mask,
     fma,
     inner,
     instruction,
     ir,
     load_wide,
     many_registers,
+    shuffle_mask,
     splat,
     spread_wide,
     store,
@@ -68,7 +68,7 @@ def transform_lanes(typingctx: Any, vector: Any) -> Any:
         for other, signs in (([1, 0, 3, 2], [1, -1, 1, -1]), ([2, 3, 0, 1], [1, 1, -1, -1])):
             order = [group + lane for group in range(0, vector.lanes, 4) for lane in other]
             sign = ir.Constant(kind, [float(s) for s in signs] * (vector.lanes // 4))
-            x = builder.fadd(builder.shuffle_vector(x, x, _mask(order)), builder.fmul(sign, x))
+            x = builder.fadd(builder.shuffle_vector(x, x, shuffle_mask(order)), builder.fmul(sign, x))
         return x
 
     assert isinstance(vector, Vector)

@@ -21,6 +21,7 @@ from numba.extending import overload
 
 from quatsphere.kernels.numba_gelu import gelu
 from quatsphere.kernels.numba_math import COS, SINC, series, tanh
+from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
 from quatsphere.kernels.numba_threads import Part, compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
@@ -32,14 +33,12 @@ from quatsphere.kernels.numba_vector import (
     instruction,
     ir,
     load,
-    load_quaternions,
     load_some,
     load_wide,
     splat,
     spread,
     sqrt,
     store,
-    store_quaternions,
 )
 
 GROUP = 16

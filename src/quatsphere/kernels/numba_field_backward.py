@@ -34,6 +34,7 @@ from quatsphere.kernels.numba_field import (
 )
 from quatsphere.kernels.numba_gelu import gelu_with_slope
 from quatsphere.kernels.numba_math import SINC_SLOPE
+from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
 from quatsphere.kernels.numba_threads import Part, compiled, room, share_out
 from quatsphere.kernels.numba_transport import TILE, conjugate, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
@@ -45,12 +46,10 @@ from quatsphere.kernels.numba_vector import (
     insert,
     lane,
     load,
-    load_quaternions,
     load_wide,
     splat,
     spread,
     store,
-    store_quaternions,
 )
 
 

@@ -4,9 +4,6 @@ Numba leaves vectorising to LLVM, which does not see through (..., 4) layouts an
 registers. Here `load`, `store`, `fma` and the operators work on eight lanes at a time (one AVX register of float32,
 two of float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of
 AVX). Nothing is reassociated: a result depends on the numbers alone, never on how work was shared out.
-
-`load_quaternions` and `store_quaternions` turn eight rows of four components into four vectors of eight lanes and
-back, so that component-last tensors are read and written without a permuted copy.
 """
 
 import inspect
@@ -61,20 +58,22 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Vector) -> None:
-        super().__init__(manager, vector, _register(vector.scalar, vector.lanes))
+        super().__init__(manager, vector, register(vector.scalar, vector.lanes))
 
 
-def _register(scalar: Any, lanes: int = LANES) -> Any:
+def register(scalar: Any, lanes: int = LANES) -> Any:
+    """LLVM's type of a vector."""
     return ir.VectorType(FLOATS[scalar][0], lanes)
 
 
 def _splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     empty = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, empty, _mask([0] * lanes))
+    return builder.shuffle_vector(first, empty, shuffle_mask([0] * lanes))
 
 
-def _mask(order: list[int]) -> Any:
+def shuffle_mask(order: list[int]) -> Any:
+    """Which lanes a shuffle of two vectors takes; those of the second are numbered on."""
     return ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
 
 
@@ -104,18 +103,20 @@ _operator(operator.mul, lambda build, a, b: build.fmul(a, b))
 _operator(operator.truediv, lambda build, a, b: build.fdiv(a, b))
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def address_of(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """The address of array[index]."""
     data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
     return builder.gep(data, [index])
 
 
-def _read(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
-    return builder.load(builder.bitcast(address, _register(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
+def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
+    """So many numbers from an address."""
+    return builder.load(builder.bitcast(address, register(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
 
 
 def _call(builder: Any, name: str, vector: Vector, args: Any) -> Any:
     """LLVM's own function of this name on whole vectors."""
-    kind = _register(vector.scalar, vector.lanes)
+    kind = register(vector.scalar, vector.lanes)
     full = f"llvm.{name}.v{vector.lanes}f{FLOATS[vector.scalar][2]}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * len(args)), full)
     return builder.call(function, args)
@@ -123,7 +124,7 @@ def _call(builder: Any, name: str, vector: Vector, args: Any) -> Any:
 
 def _load(array: Any, lanes: int) -> Any:
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _read(builder, _address(context, builder, array, *args), array.dtype, lanes)
+        return load_lanes(builder, address_of(context, builder, array, *args), array.dtype, lanes)
 
     return Vector(array.dtype, lanes)(array, types.intp), code
 
@@ -145,8 +146,8 @@ def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
     """array[index : index + lanes] = vector."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = _address(context, builder, array, args[0], args[1])
-        where = builder.bitcast(address, _register(array.dtype, vector.lanes).as_pointer())
+        address = address_of(context, builder, array, args[0], args[1])
+        where = builder.bitcast(address, register(array.dtype, vector.lanes).as_pointer())
         builder.store(args[2], where, align=FLOATS[array.dtype][1])
         return context.get_dummy_value()
 
@@ -182,7 +183,7 @@ def splat(typingctx: Any, like: Any, number: Any) -> Any:
 
 def _spread(array: Any, lanes: int) -> Any:
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _splat(builder, builder.load(_address(context, builder, array, *args)), lanes)
+        return _splat(builder, builder.load(address_of(context, builder, array, *args)), lanes)
 
     return Vector(array.dtype, lanes)(array, types.intp), code
 
@@ -265,7 +266,7 @@ def keep_whole(typingctx: Any, mask: Any, index: Any, vector: Any) -> Any:
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         bytes_ = ir.VectorType(ir.IntType(8), vector.lanes)
-        where = builder.bitcast(_address(context, builder, mask, args[0], args[1]), bytes_.as_pointer())
+        where = builder.bitcast(address_of(context, builder, mask, args[0], args[1]), bytes_.as_pointer())
         kept = builder.icmp_unsigned("!=", builder.load(where, align=1), ir.Constant(bytes_, [0] * vector.lanes))
         return builder.select(kept, args[2], ir.Constant(args[2].type, [0.0] * vector.lanes))
 
@@ -287,79 +288,6 @@ def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
         return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * lanes)), args[0].type)
 
     return vector(vector, types.int64), code
-
-
-def _transpose(builder: Any, a: list[Any]) -> list[Any]:
-    """Within each half of four lanes: (a₀, a₁, a₂, a₃)[row][column] -> [column][row]; its own inverse."""
-    low, high = _mask([0, 8, 1, 9, 4, 12, 5, 13]), _mask([2, 10, 3, 11, 6, 14, 7, 15])
-    first, second = _mask([0, 1, 8, 9, 4, 5, 12, 13]), _mask([2, 3, 10, 11, 6, 7, 14, 15])
-    out = []
-    for half in (low, high):
-        left = builder.shuffle_vector(a[0], a[1], half)
-        right = builder.shuffle_vector(a[2], a[3], half)
-        out += [builder.shuffle_vector(left, right, part) for part in (first, second)]
-    return out
-
-
-@instruction
-def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any) -> Any:
-    """(w, x, y, z), each eight lanes: lane l is the quaternion at index + l stride; lanes >= count repeat the last."""
-    vector = Vector(array.dtype)
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integer, four = args[3].type, _register(array.dtype, 4)
-        rows = [cgutils.alloca_once(builder, four) for _ in range(LANES)]
-
-        def read(numbers: list[Any]) -> None:
-            for place, number in zip(rows, numbers, strict=True):
-                at = builder.add(args[1], builder.mul(number, args[2]))
-                builder.store(_read(builder, _address(context, builder, array, args[0], at), array.dtype, 4), place)
-
-        numbers = [ir.Constant(integer, number) for number in range(LANES)]
-        with builder.if_else(_is_full(builder, args[3]), likely=True) as (full, partial):
-            with full:
-                read(numbers)
-            with partial:
-                last = builder.sub(args[3], ir.Constant(integer, 1))
-                read([builder.select(builder.icmp_signed("<", number, last), number, last) for number in numbers])
-        found = [builder.load(place) for place in rows]
-        both = [builder.shuffle_vector(found[i], found[i + 4], _mask(list(range(8)))) for i in range(4)]
-        return context.make_tuple(builder, sig.return_type, _transpose(builder, both))
-
-    return types.UniTuple(vector, 4)(array, types.intp, types.intp, types.intp), code
-
-
-@instruction
-def store_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any, quaternions: Any) -> Any:
-    """Write the first `count` lanes of (w, x, y, z) as quaternions at index + l stride."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        both = _transpose(builder, cgutils.unpack_tuple(builder, args[4], 4))
-
-        def write(number: int) -> None:
-            half = [0, 1, 2, 3] if number < 4 else [4, 5, 6, 7]
-            row = builder.shuffle_vector(both[number % 4], both[number % 4], _mask(half))
-            at = builder.add(args[1], builder.mul(ir.Constant(args[1].type, number), args[2]))
-            address = _address(context, builder, array, args[0], at)
-            where = builder.bitcast(address, _register(array.dtype, 4).as_pointer())
-            builder.store(row, where, align=FLOATS[array.dtype][1])
-
-        with builder.if_else(_is_full(builder, args[3]), likely=True) as (full, partial):
-            with full:
-                for number in range(LANES):
-                    write(number)
-            with partial:
-                for number in range(LANES):
-                    with builder.if_then(builder.icmp_signed("<", ir.Constant(args[3].type, number), args[3])):
-                        write(number)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, types.intp, quaternions), code
-
-
-def _is_full(builder: Any, count: Any) -> Any:
-    """Whether all eight lanes are meant: the common case, without a test per lane."""
-    return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
 @inner
