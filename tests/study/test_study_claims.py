@@ -105,6 +105,13 @@ def test_the_number_of_seeds_still_wanted_is_right() -> None:
     assert (high - low) / 2 * math.sqrt(estimate.n / seeds) == pytest.approx(0.1, rel=0.01)
 
 
+def test_of_two_undecided_rules_the_less_decided_one_is_shown() -> None:
+    rows = (("full", 50), ("transport_identity", 47), ("routing_uniform", 50.2))
+    found = verdict("roles.order_of_magnitude", around(*rows, noise=20))
+    assert found["verdict"] == "undecided"
+    assert found["ours"] == pytest.approx(-3 + 2)  # ten times the uniform row's gain on the other side
+
+
 def test_no_effect_needs_the_equivalence_test() -> None:
     assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 50.1)))["verdict"] == "holds"
     assert verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 52)))["verdict"] == "fails"

@@ -257,9 +257,18 @@ class All:
     rules: tuple[Below | Above, ...]
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The worst of them decides."""
+        """The worst of them decides: of several undecided ones that whose interval lies least on its side."""
         order = ("fails", "undecided", "holds")
-        return min((rule.decide(evidence) for rule in self.rules), key=lambda found: order.index(found.verdict))
+        found = [(rule, rule.decide(evidence)) for rule in self.rules]
+        return min(found, key=lambda each: (order.index(each[1].verdict), cleared(*each)))[1]
+
+
+def cleared(rule: Below | Above, found: Finding) -> float:
+    """Which part of the interval lies on the claim's side of the limit."""
+    low, high = found.interval or (-math.inf, math.inf)
+    if not math.isfinite(high - low) or high == low:
+        return 0.0
+    return ((rule.limit - low) if isinstance(rule, Below) else (high - rule.limit)) / (high - low)
 
 
 @dataclass(frozen=True)
