@@ -109,3 +109,13 @@ def test_a_bound_beyond_the_series_is_refused() -> None:
     tensors = make(3, (1, 2, 2, 1), 1.0)
     with pytest.raises(ConfigError, match="bounds up to 1"):
         numba_cpu_field.perturb(*tensors[:4], torch.tensor([1.5]), tensors[-1], None, None, None)
+
+
+def test_shapes_the_loops_would_read_beyond_are_refused() -> None:
+    one, two = make(4, (1, 3, 2, 1), 1.0), make(4, (1, 3, 2, 1), 1.0, 5)
+    with pytest.raises(ConfigError, match="every shell has a bound: got 1 for 2"):
+        numba_cpu_field.perturb(*two[:4], two[4][:1], *two[5:], *mix(4, 3, 5))
+    with pytest.raises(ConfigError, match="a shell of 5 vertices needs as many rows"):
+        numba_cpu_field.perturb(*two[:6], two[6], *mix(4, 3, 4))
+    with pytest.raises(ConfigError, match="a shell of 2 vertices needs as many rows"):
+        numba_cpu_field.perturb(*one[:5], one[5][:2], None, None, None)

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from measures import relative_error
 from torch import Tensor
 
+from quatsphere.errors import ConfigError
 from quatsphere.geometry.quaternion import block_expand
 from quatsphere.kernels import numba_cpu, numba_cpu_hamilton
+from quatsphere.randomness import keep_scale
 
+SCALE = keep_scale(0.1)
+"""Not a float32: it is rounded once, wherever it is used."""
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
 
@@ -32,7 +36,7 @@ def make(seed: int, tokens: tuple[int, ...], heads: int, channels: int, wide: in
 def run(function, tensors: list[Tensor], dtype: torch.dtype, dropped: bool = False) -> list[Tensor]:
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     keep = tensors[0] > -0.8 if dropped else None
-    out = function(*leaves, keep, 1.25)
+    out = function(*leaves, keep, SCALE)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves)]
 
@@ -65,12 +69,12 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
 def test_a_token_has_the_same_bits_in_whole_and_in_partial_blocks(channels: int, dropped: bool) -> None:
     x, up, down = (part.float() for part in make(0, (70,), 3, channels, 2 * channels))
     keep = x > -0.8 if dropped else None
-    value = numba_cpu_hamilton.feed_forward(x, up, down, keep, 1.25)
-    gradient, *_ = numba_cpu_hamilton.feed_forward_backward(value, x, up, down, keep, 1.25)
+    value = numba_cpu_hamilton.feed_forward(x, up, down, keep, SCALE)
+    gradient, *_ = numba_cpu_hamilton.feed_forward_backward(value, x, up, down, keep, SCALE)
     for tokens in (31, 33, 64):
         some, kept = slice(tokens), keep[:tokens] if keep is not None else None
-        assert torch.equal(numba_cpu_hamilton.feed_forward(x[some], up, down, kept, 1.25), value[some])
-        found, *_ = numba_cpu_hamilton.feed_forward_backward(value[some], x[some], up, down, kept, 1.25)
+        assert torch.equal(numba_cpu_hamilton.feed_forward(x[some], up, down, kept, SCALE), value[some])
+        found, *_ = numba_cpu_hamilton.feed_forward_backward(value[some], x[some], up, down, kept, SCALE)
         assert torch.equal(found, gradient[some])
 
 
@@ -84,4 +88,11 @@ def test_several_chunks_of_tokens_equal_the_plain_block() -> None:
 def test_the_operator_keeps_torch_s_rules() -> None:
     tensors = make(0, (2, 3), 2, 4, 16)
     for keep in (None, torch.rand_like(tensors[0]) > 0.1):
-        torch.library.opcheck(numba_cpu_hamilton.feed_forward, (*(x.requires_grad_() for x in tensors), keep, 1.25))
+        torch.library.opcheck(numba_cpu_hamilton.feed_forward, (*(x.requires_grad_() for x in tensors), keep, SCALE))
+
+
+def test_a_mask_of_another_type_or_size_is_refused() -> None:
+    x, up, down = make(0, (3,), 1, 8, 16)
+    for keep in (torch.ones_like(x), torch.ones(2, 1, 8, dtype=torch.bool)):
+        with pytest.raises(ConfigError, match="keep must be bool with 24 entries"):
+            numba_cpu_hamilton.feed_forward(x, up, down, keep, SCALE)

@@ -99,11 +99,10 @@ def distance(a: Float[Tensor, "*#batch 4"], b: Float[Tensor, "*#batch 4"]) -> Fl
 def left_matrix(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4 4"]:
     """The real 4x4 block L(q) with L(q) x = q ⊗ x; `(..., 4)` real first -> `(..., 4, 4)`.
 
-    Rows (w, -x, -y, -z), (x, w, -z, y), (y, z, w, -x), (z, -y, x, w): one gather and one product with signs.
+    Its rows are (w, -x, -y, -z), (x, w, -z, y), (y, z, w, -x) and (z, -y, x, w).
     """
-    places = torch.tensor([0, 1, 2, 3, 1, 0, 3, 2, 2, 3, 0, 1, 3, 2, 1, 0], device=q.device)
-    signs = torch.tensor([1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1], dtype=q.dtype, device=q.device)
-    return (q.index_select(-1, places) * signs).unflatten(-1, (4, 4))
+    (w, x, y, z), (_, a, b, c) = q.unbind(-1), (-q).unbind(-1)
+    return torch.stack((w, a, b, c, x, w, c, y, y, z, w, a, z, b, x, w), dim=-1).unflatten(-1, (4, 4))
 
 
 def block_expand(weight: Float[Tensor, "*batch out inp 4"]) -> Float[Tensor, "*batch 4*out 4*inp"]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quatsphere.errors import ConfigError
 from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
 
 LANES = 8
@@ -141,9 +142,13 @@ def flat(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy().reshape(-1)
 
 
-def flat_mask(keep: Tensor | None) -> Any:
-    """A dropout mask as a flat array of bytes, empty where nothing is dropped."""
-    return flat(torch.empty(0, dtype=torch.uint8) if keep is None else keep.view(torch.uint8))
+def flat_mask(keep: Tensor | None, count: int) -> Any:
+    """A dropout mask of so many numbers as a flat array of bytes, empty where nothing is dropped."""
+    if keep is None:
+        return flat(torch.empty(0, dtype=torch.uint8))
+    if keep.dtype != torch.bool or keep.numel() != count:
+        raise ConfigError(f"keep must be bool with {count:,} entries: got {keep.dtype} with {keep.numel():,}")
+    return flat(keep.contiguous().view(torch.uint8))
 
 
 def check_neighbours(neighbours: Tensor, sources: int) -> None:
@@ -172,5 +177,5 @@ def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int,
     check_neighbours(neighbours, S)
     empty = features.new_empty(0)
     present = [flat(empty if tensor is None else tensor) for tensor in tensors]
-    present[4], present[5] = flat(F.pad(beta, (0, -H % LANES))), flat_mask(keep)
+    present[4], present[5] = flat(F.pad(beta, (0, -H % LANES))), flat_mask(keep, B * T * k * H)
     return Inputs(*present), Sizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale)

@@ -93,5 +93,5 @@ def _arguments(
     B, S, H, C = keys.shape
     T, k = neighbours.shape
     check_neighbours(neighbours, S)
-    inputs = DotInputs(flat(queries), flat(keys), flat(values), flat(neighbours), flat_mask(keep))
+    inputs = DotInputs(flat(queries), flat(keys), flat(values), flat(neighbours), flat_mask(keep, B * T * k * H))
     return inputs, Sizes(B, T, S, k, H, C // 4, ALIGNMENT, IDENTITY, keep is not None, keep_scale)

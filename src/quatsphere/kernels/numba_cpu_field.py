@@ -26,14 +26,14 @@ def perturb(
     shares: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """normalize(base ⊗ exp(bound tanh(gelu(inner + row) weight + bias))), real first, for the bases source (S, H, 4)
-    and target (T, H, 4): hidden (B, S, H * I), inner (H * I), weight (H, I, 3), bias (H, 3), bounds (2,) <= 1, and how
-    a target's row is mixed, indices and shares (T, terms) -> (B, S, H, 4), (B, T, H, 4).
+    and target (T, H, 4): hidden (B, S, H * I), inner (H * I), weight (H, I, 3), bias (H, 3), bounds <= 1,
+    one per shell, and how a target's row is mixed, indices and shares (T, terms) -> (B, S, H, 4), (B, T, H, 4).
 
     Exact at a zero tangent. The series behind it hold for bounds up to 1 (the paper's end at π/4).
     """
     from quatsphere.kernels import numba_field as loops
 
-    network, limits = (hidden, inner, weight, bias), _checked(bounds)
+    network, limits = (hidden, inner, weight, bias), _checked(bounds, target)
     fields = []
     for base, mixing, bound in ((source, (None, None), limits[0]), (target, (indices, shares), limits[-1])):
         out = hidden.new_empty(hidden.shape[0], *base.shape) if base is not None else hidden.new_empty(0)
@@ -58,7 +58,7 @@ def perturb_backward(
     shares: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (hidden, inner, weight, bias, bounds, source, target)."""
-    network, limits = (hidden, inner, weight, bias), _checked(bounds)
+    network, limits = (hidden, inner, weight, bias), _checked(bounds, target)
     if target is None:
         found = _differentiate(network, source, source_gradient, (None, None), limits[0], None)
         rows, inner, weight, bias, bound, base = found
@@ -103,6 +103,9 @@ def _arguments(network: tuple[Tensor, ...], base: Tensor, out: Tensor, mixing: A
     hidden, inner, weight, bias = network
     (heads, width, _), rows = weight.shape, hidden.shape[1]
     indices, shares = _mixing(hidden, rows, *mixing)
+    given = len(indices) if indices.numel() else rows
+    if given != len(base) or shares.shape != indices.shape:
+        raise ConfigError(f"a shell of {len(base)} vertices needs as many rows of hidden or of a mixture: got {given}")
     terms = indices.shape[-1] if indices.numel() else 0
     sizes = FieldSizes(hidden.shape[0], base.shape[0], heads, width, width + -width % LANES, rows, terms)
     return sizes, bound, FieldArrays(*map(flat, (hidden, inner, weight, bias, base, out, indices, shares)))
@@ -125,8 +128,11 @@ def _told_back(hidden: Tensor, rows: int, mixed: tuple[Tensor, Tensor, Tensor] |
     return FieldMixed(flat(gradient), indices.shape[0], graph, flat(shares.to(hidden.dtype)))
 
 
-def _checked(bounds: Tensor) -> list[float]:
+def _checked(bounds: Tensor, target: Tensor | None) -> list[float]:
     values: list[float] = bounds.tolist()
+    shells = 1 if target is None else 2
+    if len(values) != shells:
+        raise ConfigError(f"every shell has a bound: got {len(values)} for {shells}")
     if max(values) > 1:
         raise ConfigError(f"the fused perturbation holds for bounds up to 1: got {max(values):.3g}; use the plain one")
     return values

@@ -34,7 +34,7 @@ from quatsphere.kernels.numba_vector import (
     store,
 )
 
-TALL = many_registers()
+SIX = many_registers()
 """Whether the registers hold the sums of six tokens; no part of the result."""
 SIGNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 """H."""
@@ -174,12 +174,12 @@ def narrow_left(at):  # type: ignore[no-untyped-def]
 
 
 @inner
-def add_rows(rows, x, places, at, row, weights):  # type: ignore[no-untyped-def]
+def add_tokens(rows, x, places, at, row, weights):  # type: ignore[no-untyped-def]
     """The sums of two or six tokens plus their products with the same weights."""
     a, b, c, d, e, f = rows
     a = add_four_products(a, x, places(at), weights)
     b = add_four_products(b, x, places(at + row), weights)
-    if TALL:
+    if SIX:
         c = add_four_products(c, x, places(at + 2 * row), weights)
         d = add_four_products(d, x, places(at + 3 * row), weights)
         e = add_four_products(e, x, places(at + 4 * row), weights)
@@ -193,14 +193,14 @@ def widen(hats, plain, row, tokens, quaternions, packed, width, put, into):  # t
 
     Tokens share the loads of weights, six where the registers hold their sums. The sums over i are in order.
     """
-    for token in range(0, tokens, 6 if TALL else 2):
+    for token in range(0, tokens, 6 if SIX else 2):
         for column in range(0, width, WIDE):
             zero = splat(load_wide(packed, column), 0.0)
             none = (zero, zero, zero, zero)
             rows = (none, none, none, none, none, none)
             for i in range(quaternions):
                 weights = load_four(packed, 8 * i * width + column, width)
-                rows = add_rows(rows, hats, hat_places, token * row + 4 * i, row, weights)
+                rows = add_tokens(rows, hats, hat_places, token * row + 4 * i, row, weights)
             rows = (
                 signed(rows[0]),
                 signed(rows[1]),
@@ -211,11 +211,11 @@ def widen(hats, plain, row, tokens, quaternions, packed, width, put, into):  # t
             )
             for i in range(quaternions):
                 weights = load_four(packed, (8 * i + 4) * width + column, width)
-                rows = add_rows(rows, plain, narrow_right, token * row + 4 * i, row, weights)
+                rows = add_tokens(rows, plain, narrow_right, token * row + 4 * i, row, weights)
             at, step = 4 * token * width + column, 4 * width
             put_four(put, into, at, width, rows[0])
             put_four(put, into, at + step, width, rows[1])
-            if TALL:
+            if SIX:
                 put_four(put, into, at + 2 * step, width, rows[2])
                 put_four(put, into, at + 3 * step, width, rows[3])
                 put_four(put, into, at + 4 * step, width, rows[4])

@@ -208,10 +208,10 @@ def exponential(t, bound):  # type: ignore[no-untyped-def]
 @inner
 def add_row(width, share, row, at, onto, base, out, to):  # type: ignore[no-untyped-def]
     """out[to:] = onto[base:] + share row[at:], `width` numbers."""
-    whole, factor = width - width % WIDE, splat(load_wide(row, at), share)
+    whole = width - width % WIDE
     for channel in range(0, whole, WIDE):
-        total = fma(factor, load_wide(row, at + channel), load_wide(onto, base + channel))
-        store(out, to + channel, total)
+        numbers = load_wide(row, at + channel)
+        store(out, to + channel, fma(splat(numbers, share), numbers, load_wide(onto, base + channel)))
     for channel in range(whole, width):
         out[to + channel] = onto[base + channel] + share * row[at + channel]
 
@@ -287,9 +287,7 @@ def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
     heads = sizes.heads
     network = 3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE
     counts = (*network, heads * TILE, heads * LANES, LANES * heads * sizes.width)
-    scratch = FieldScratch(*(room(count, dtype) for count in counts))
-    scratch.partial[:] = 0
-    return scratch
+    return FieldScratch(*(room(count, dtype) for count in counts))
 
 
 def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:

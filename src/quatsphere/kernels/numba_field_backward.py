@@ -3,7 +3,8 @@
     h = b* ⊗ g,  dω = sinc h_v + ω (2 sinc' ⟨h_v, ω⟩ - sinc h_w)
     S = Σ_images g ⊗ e*,  dq_base = (S - b ⟨b, S⟩) / |q_base|
     dε = Σ ⟨dω, tanh⟩,  draw = ε (1 - tanh²) dω
-    d(inner_i + hidden_i) = gelu'(inner_i + hidden_i) ⟨W_i, draw⟩,  dW_i = Σ gelu(hidden_i) draw,  dbias = Σ draw
+    d(inner_i + hidden_i) = gelu'(inner_i + hidden_i) ⟨W_i, draw⟩
+    dW_i = Σ gelu(inner_i + hidden_i) draw,  dbias = Σ draw
 
 A gradient along e has no part in dω and one along b none in dq_base, so the first need not be projected away and the
 second only once, after the sum over images.

@@ -41,7 +41,6 @@ CHUNK = 1536
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
 HEADS = 4
 """Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
-COLUMNS = WIDE
 TALL = many_registers()
 """Whether a tile has eight rows instead of four: as many sums as the registers hold; no part of the result."""
 
@@ -141,7 +140,7 @@ def fetch_next(tensor, widths, head, first):  # type: ignore[no-untyped-def]
     """Ask for this head's numbers of the tokens after this block."""
     start, row = place(widths, head, first + TOKENS)
     for token in range(TOKENS):
-        for channel in range(0, widths.channels, COLUMNS):
+        for channel in range(0, widths.channels, WIDE):
             prefetch(tensor, start + token * row + channel)
 
 
@@ -151,7 +150,7 @@ def read_block(tensor, widths, head, first, table):  # type: ignore[no-untyped-d
     C, (start, row) = widths.narrow, place(widths, head, first)
     if whole(widths, first):
         for token in range(TOKENS):
-            for channel in range(0, C, COLUMNS):
+            for channel in range(0, C, WIDE):
                 store(table, token * C + channel, load_wide(tensor, start + token * row + channel))
     else:
         for token in range(TOKENS):
@@ -166,7 +165,7 @@ def write_block(table, widths, head, first, tensor):  # type: ignore[no-untyped-
     C, (start, row) = widths.narrow, place(widths, head, first)
     if whole(widths, first):
         for token in range(TOKENS):
-            for channel in range(0, C, COLUMNS):
+            for channel in range(0, C, WIDE):
                 store(tensor, start + token * row + channel, load_wide(table, token * C + channel))
     else:
         for token in range(min(TOKENS, widths.tokens - first)):
@@ -182,14 +181,14 @@ def drop(table, keep, widths, head, first):  # type: ignore[no-untyped-def]
         fetch_next(keep, widths, head, first)
     if widths.dropped and whole(widths, first):
         for token in range(TOKENS):
-            for channel in range(0, C, COLUMNS):
+            for channel in range(0, C, WIDE):
                 kept = keep_whole(keep, start + token * row + channel, load_wide(table, token * C + channel))
                 store(table, token * C + channel, kept * widths.keep_scale)
     elif widths.dropped:
         for token in range(min(TOKENS, widths.tokens - first)):
             for channel in range(widths.channels):
-                kept = keep[start + token * row + channel] != 0
-                table[token * C + channel] *= widths.keep_scale if kept else 0.0
+                at, kept = token * C + channel, keep[start + token * row + channel] != 0
+                table[at] = table[at] * widths.keep_scale if kept else 0.0
 
 
 @inner
@@ -205,7 +204,7 @@ def store_rows(into, at, width, rows):  # type: ignore[no-untyped-def]
 def narrow_down(left, right, width, columns, out):  # type: ignore[no-untyped-def]
     """out (TOKENS, columns) = left (TOKENS, width) @ right (width, columns); the sum over the width is in order."""
     for row in range(0, TOKENS, 8 if TALL else 4):
-        for column in range(0, columns, COLUMNS):
+        for column in range(0, columns, WIDE):
             top, bottom = tile(left, row * width, width, 1, right, column, columns, width)
             at = row * columns + column
             store_rows(out, at, columns, top)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion
 from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
 from quatsphere.kernels.attention import choose_backend
@@ -72,6 +73,8 @@ def perturb(
     whose rows of hidden are mixed from the sources' (`interp` commutes with the network's first product) or, between
     shells of equal size, the sources' own; without targets the sources' field twice. In the precision of the base."""
     if target is not None and mixing is None:
+        if len(target) != hidden.shape[1]:
+            raise ConfigError(f"{hidden.shape[1]} rows for {len(target)} targets: say how they are mixed")
         mixing = Mixing(torch.arange(len(target), device=hidden.device)[:, None], hidden.new_ones(len(target), 1))
     if choose_backend(backend, hidden.device.type) == "numba_cpu":
         with torch.autocast("cpu", enabled=False):

@@ -64,10 +64,11 @@ class NoBound(nn.Module):
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """normalize(q_base ⊗ exp(φ)) of one shell or two."""
+        source = perturb_by(tangent(hidden, network).to(shells[0].base.dtype), shells[0].base)
+        if len(shells) == 1:
+            return source, source
         mixed = hidden if mixing is None else resample_vertices(hidden, *mixing, backend=backend)
-        rows = zip((hidden, mixed), (shells[0].base, shells[-1].base), strict=True)
-        source, target = (perturb_by(tangent(row, network).to(base.dtype), base) for row, base in rows)
-        return source, target
+        return source, perturb_by(tangent(mixed, network).to(shells[1].base.dtype), shells[1].base)
 
 
 BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}

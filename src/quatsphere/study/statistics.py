@@ -48,11 +48,11 @@ class Estimate:
         """p of the two one-sided tests: small means that the value lies within +-margin."""
         return max(self.above(-margin), self.below(margin))
 
-    def seeds_to_clear(self, distance: float) -> int | None:
+    def seeds_to_clear(self, distance: float, level: float = LEVEL) -> int | None:
         """About how many seeds it takes for the interval to end within this distance, if the value stays as it is."""
         if self.freedom < 1 or distance <= 0:
             return None
-        return math.ceil(self.n * (t_quantile(1 - LEVEL / 2, self.freedom) * self.error / distance) ** 2)
+        return math.ceil(self.n * (t_quantile(1 - level / 2, self.freedom) * self.error / distance) ** 2)
 
     def above(self, limit: float) -> float:
         """p of the one-sided test: small means that the value is above the limit."""

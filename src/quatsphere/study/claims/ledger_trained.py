@@ -65,7 +65,7 @@ def loses(row: str, reference: str = "full", dataset: str = "cifar10", metric: s
 
 
 def costs(points: float, row: str, reference: str, dataset: str = "cifar10") -> Costs:
-    """row < reference, by at least half of the points."""
+    """row < reference; not so where the loss is shown to be less than half of the points."""
     return Costs(Contrast(difference(row, reference), dataset=dataset), points)
 
 

@@ -71,10 +71,10 @@ def judge(found: Estimate, *, holds: float, fails: float, otherwise: str) -> Fin
     return Finding("fails", "", *numbers) if fails < LEVEL else Finding("undecided", otherwise, *numbers)
 
 
-def more_seeds(found: Estimate, distance: float) -> str:
-    """What is wanted when an interval does not clear a limit."""
-    seeds = found.seeds_to_clear(distance)
-    return "more seeds needed" if seeds is None or seeds <= found.n else f"more seeds needed (about {seeds:,})"
+def more_seeds(found: Estimate, *counts: int | None) -> str:
+    """What is wanted when an interval does not clear a limit: the least of these numbers of seeds."""
+    seeds = min((count for count in counts if count is not None), default=0)
+    return f"more seeds needed (about {seeds:,})" if seeds > found.n else "more seeds needed"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Below:
         found = self.quantity.estimate(evidence)
         if found is None:
             return self.quantity.absent(evidence)
-        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, abs(found.value - self.limit))}"
+        seeds = found.seeds_to_clear(abs(found.value - self.limit))
+        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, seeds)}"
         return judge(found, holds=2 * found.below(self.limit), fails=2 * found.above(self.limit), otherwise=otherwise)
 
 
@@ -105,13 +106,14 @@ class Above:
         found = self.quantity.estimate(evidence)
         if found is None:
             return self.quantity.absent(evidence)
-        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, abs(found.value - self.limit))}"
+        seeds = found.seeds_to_clear(abs(found.value - self.limit))
+        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, seeds)}"
         return judge(found, holds=2 * found.above(self.limit), fails=2 * found.below(self.limit), otherwise=otherwise)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """A row loses accuracy; it fails when the loss, if there is one, is shown to be less than half of the paper's."""
+    """A row loses accuracy; where no loss is shown, it fails when one of half the paper's size is ruled out."""
 
     quantity: Quantity
     points: float
@@ -122,7 +124,8 @@ class Costs:
         if found is None:
             return self.quantity.absent(evidence)
         least = -self.points / 2
-        otherwise = f"the interval holds 0 and {least:g}: {more_seeds(found, max(-found.value, found.value - least))}"
+        counts = (found.seeds_to_clear(-found.value), found.seeds_to_clear(found.value - least))
+        otherwise = f"the interval holds 0 and {least:g}: {more_seeds(found, *counts)}"
         return judge(found, holds=2 * found.below(0), fails=2 * found.above(least), otherwise=otherwise)
 
 
@@ -141,10 +144,9 @@ class NoEffect:
         if found is None:
             return self.quantity.absent(evidence)
         differs = 2 * self.among * min(found.above(0), found.below(0))
-        size = abs(found.value)
-        otherwise = (
-            f"neither within +-{self.margin:g} nor away from 0: {more_seeds(found, max(size, self.margin - size))}"
-        )
+        size, level = abs(found.value), LEVEL / self.among
+        counts = (found.seeds_to_clear(self.margin - size, 2 * LEVEL), found.seeds_to_clear(size, level))
+        otherwise = f"neither within +-{self.margin:g} nor away from 0: {more_seeds(found, *counts)}"
         return judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
 
 
