@@ -54,6 +54,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             **NO_DROPOUT,
         },
         "optim": {"peak_lr": 8e-3},
-        "train": {"epochs": 20, "batch_size": 32, "patience": None, "threads": 1, "head_diversity": 0.0},
+        "train": {"epochs": 30, "batch_size": 32, "patience": None, "threads": 1, "head_diversity": 0.0},
     },
 }
