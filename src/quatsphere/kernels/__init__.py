@@ -21,9 +21,12 @@ from quatsphere.kernels.per_token import (
     tangent,
 )
 from quatsphere.kernels.problem import Problem
+from quatsphere.kernels.step import Ends, Kept, runs_whole, whole_step
 
 __all__ = [
     "BACKENDS",
+    "Ends",
+    "Kept",
     "Mixing",
     "Network",
     "Problem",
@@ -38,7 +41,9 @@ __all__ = [
     "quaternion_attention",
     "resample_vertices",
     "routing_weights",
+    "runs_whole",
     "tangent",
+    "whole_step",
 ]
 
 register_masks()

@@ -10,7 +10,7 @@ from typing import Any
 from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
 from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
 from quatsphere.kernels.numba_neighbours import reverse_graph
-from quatsphere.kernels.numba_threads import Part, compiled, room, share_out, worthwhile
+from quatsphere.kernels.numba_threads import Part, Room, compiled, rooms, share_out, worthwhile
 from quatsphere.kernels.numba_transport import TILE
 from quatsphere.kernels.numba_vector import LANES
 
@@ -46,21 +46,21 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
     """The kernel: out (B, T, H, Q, 4)."""
     items, chunks = sizes.images * sizes.blocks, (_chunks(sizes.sources), _chunks(sizes.targets))
 
-    def whole(part: Part) -> None:
-        tables, scratch = _tables(sizes, out.dtype, gradients=False), _scratch(sizes, out.dtype)
+    def whole(part: Part, tables: Tables, scratch: Any) -> None:
         lift_and_attend(part, (0, chunks[0]), (0, chunks[1]), inputs, sizes, tables, scratch, out)
 
-    def phase(part: Part, number: int, item: int, tables: Tables) -> None:
+    def phase(part: Part, number: int, item: int, tables: Tables, scratch: Any) -> None:
         pieces = [part if other == number else (0, 0) for other in range(2)]
-        lift_and_attend((item, item + 1), *pieces, inputs, sizes, tables, _scratch(sizes, out.dtype), out)
+        lift_and_attend((item, item + 1), *pieces, inputs, sizes, tables, scratch, out)
 
     if items >= worthwhile(out.size):
-        share_out(whole, items, out.size)
+        share_out(whole, items, out.size, room=Room(make_room, (sizes, out.dtype, False)))
         return
-    tables = _tables(sizes, out.dtype, gradients=False)
+    tables = make_tables(sizes, out.dtype, gradients=False)
     for item in range(items):
         for number in range(2):
-            share_out(phase, chunks[number], out.size // items, number, item, tables)
+            room = Room(make_scratch, (sizes, out.dtype))
+            share_out(phase, chunks[number], out.size // items, number, item, tables, room=room)
 
 
 def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], gradients: Gradients) -> None:
@@ -69,37 +69,42 @@ def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], grad
     chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
     graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
-    def run(part: Part, pieces: list[Part], tables: Tables) -> None:
-        scratch = _scratch(sizes, dtype)
+    def run(part: Part, pieces: list[Part], tables: Tables, scratch: Any) -> None:
         lift_and_differentiate(part, *pieces, inputs, sizes, outputs, graph, tables, scratch, gradients)
 
-    def whole(part: Part) -> None:
-        run(part, [(0, count) for count in chunks], _tables(sizes, dtype, gradients=True))
+    def whole(part: Part, tables: Tables, scratch: Any) -> None:
+        run(part, [(0, count) for count in chunks], tables, scratch)
 
-    def phase(part: Part, number: int, item: int, tables: Tables) -> None:
-        run((item, item + 1), [part if other == number else (0, 0) for other in range(3)], tables)
+    def phase(part: Part, number: int, item: int, tables: Tables, scratch: Any) -> None:
+        run((item, item + 1), [part if other == number else (0, 0) for other in range(3)], tables, scratch)
 
     if items >= worthwhile(size):
-        share_out(whole, items, size)
+        share_out(whole, items, size, room=Room(make_room, (sizes, dtype, True)))
         return
-    tables = _tables(sizes, dtype, gradients=True)
+    tables = make_tables(sizes, dtype, gradients=True)
     for item in range(items):
         for number in range(3):
-            share_out(phase, chunks[number], size // items, number, item, tables)
+            room = Room(make_scratch, (sizes, dtype))
+            share_out(phase, chunks[number], size // items, number, item, tables, room=room)
 
 
 def _chunks(vertices: int) -> int:
     return -(-vertices // CHUNK)
 
 
-def _scratch(sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any, Any]:
+def make_room(sizes: Sizes, dtype: Any, gradients: bool) -> tuple[Tables, Any]:
+    """Tables for one item, and scratch."""
+    return make_tables(sizes, dtype, gradients=gradients), *make_scratch(sizes, dtype)
+
+
+def make_scratch(sizes: Sizes, dtype: Any) -> tuple[tuple[Any, ...]]:
     """One target's scores, weights and their gradients, each (k, 8), and a vertex's sums (Q, 4, 8)."""
     k, Q = sizes.neighbours * LANES, sizes.channels * TILE
-    return room(k, dtype), room(k, dtype), room(k, dtype), room(Q, dtype)
+    return (tuple(rooms((k, k, k, Q), dtype)),)
 
 
-def _tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:
+def make_tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:
     """Room for one item."""
     S, T, edges = sizes.sources * TILE, sizes.targets * TILE, sizes.targets * sizes.neighbours * LANES
     counts = (S * sizes.channels, S, T, *((T * sizes.channels, edges, edges) if gradients else (0, 0, 0)))
-    return Tables(*(room(count, dtype) for count in counts))
+    return Tables(*rooms(counts, dtype))

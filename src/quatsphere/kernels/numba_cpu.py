@@ -57,7 +57,7 @@ def attend(
     from quatsphere.kernels import numba_attention_parallel as loops
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    inputs, sizes = _arguments(tensors, routing, transport, keep_scale)
+    inputs, sizes = arguments(tensors, routing, transport, keep_scale)
     out = features.new_empty(sizes.images, sizes.targets, *features.shape[2:])
     loops.attend(inputs, sizes, flat(out))
     return out
@@ -84,7 +84,7 @@ def attend_backward(
     from quatsphere.kernels.numba_attention_backward import Gradients
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    inputs, sizes = _arguments(tensors, routing, transport, keep_scale)
+    inputs, sizes = arguments(tensors, routing, transport, keep_scale)
     items, chunks = sizes.images * sizes.blocks, -(-sizes.targets // loops.CHUNK)
     geometric = ROUTINGS[routing] == "geometric"
     into = (
@@ -153,6 +153,8 @@ def flat_mask(keep: Tensor | None, count: int) -> Any:
 
 def check_neighbours(neighbours: Tensor, sources: int) -> None:
     """Compiled loops read wherever an index points: refuse one that is no source."""
+    if neighbours.numel() == 0:
+        return
     low, high = torch.aminmax(neighbours)
     if int(low) < 0 or int(high) >= sources:
         raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {int(low)}..{int(high)}")
@@ -163,7 +165,7 @@ def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
     return torch.from_numpy(numpy.asarray(parts.numpy().sum(axis=axes, dtype="float64"))).to(parts.dtype)
 
 
-def _arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:
+def arguments(tensors: tuple[Tensor | None, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:
     """(Inputs, Sizes) of the compiled loops."""
     from quatsphere.kernels.numba_attention import Inputs, Sizes
 

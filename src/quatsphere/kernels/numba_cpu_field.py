@@ -33,14 +33,29 @@ def perturb(
     """
     from quatsphere.kernels import numba_field as loops
 
-    network, limits = (hidden, inner, weight, bias), _checked(bounds, target)
-    fields = []
-    for base, mixing, bound in ((source, (None, None), limits[0]), (target, (indices, shares), limits[-1])):
-        out = hidden.new_empty(hidden.shape[0], *base.shape) if base is not None else hidden.new_empty(0)
-        if base is not None:
-            loops.perturb_all(*_arguments(network, base, out, mixing, bound))
-        fields.append(out)
-    return fields[0], fields[1]
+    fields = empty_fields(hidden, source, target)
+    network = (hidden, inner, weight, bias)
+    for shell in shells_of(network, bounds, (source, target), fields, (indices, shares)):
+        loops.perturb_all(*shell)
+    return fields
+
+
+def empty_fields(hidden: Tensor, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Room for the fields of both ends, (B, S, H, 4) and (B, T, H, 4), the second empty where there is no target."""
+    there = hidden.new_empty(0) if target is None else hidden.new_empty(hidden.shape[0], *target.shape)
+    return hidden.new_empty(hidden.shape[0], *source.shape), there
+
+
+def shells_of(
+    network: tuple[Tensor, ...], bounds: Tensor, bases: tuple[Tensor, Tensor | None], fields: Any, mixing: Any
+) -> tuple[Any, Any]:
+    """(FieldSizes, bound, FieldArrays) of both ends of a step; a missing target is a shell without vertices."""
+    limits = _checked(bounds, bases[1])
+    network = _laid_out(*network)
+    source = _arguments(network, bases[0], fields[0], (None, None), limits[0])
+    if bases[1] is None:
+        return source, (source[0]._replace(vertices=0), *source[1:])
+    return source, _arguments(network, bases[1], fields[1], mixing, limits[1])
 
 
 @torch.library.custom_op("quatsphere::perturb_backward", mutates_args=(), device_types="cpu")
@@ -58,7 +73,7 @@ def perturb_backward(
     shares: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (hidden, inner, weight, bias, bounds, source, target)."""
-    network, limits = (hidden, inner, weight, bias), _checked(bounds, target)
+    network, limits = _laid_out(hidden, inner, weight, bias), _checked(bounds, target)
     if target is None:
         found = _differentiate(network, source, source_gradient, (None, None), limits[0], None)
         rows, inner, weight, bias, bound, base = found
@@ -78,19 +93,19 @@ def _differentiate(
 
     hidden, inner, *_ = network
     sizes, limit, arrays = _arguments(network, base, gradient, mixing, bound)
-    tiles = loops.tile_count(sizes)
-    inners = hidden.new_zeros(tiles, *inner.shape)
-    weights = hidden.new_zeros(tiles, sizes.heads, 3, sizes.padded)
-    biases, bounds = hidden.new_zeros(tiles, sizes.heads, 3, LANES), hidden.new_empty(tiles, LANES)
+    tiles, blocks = loops.tile_count(sizes), sizes.blocks
+    inners = hidden.new_zeros(tiles, blocks, sizes.width, LANES)
+    weights = hidden.new_zeros(tiles, blocks, sizes.width, 3, LANES)
+    biases, bounds = hidden.new_zeros(tiles, blocks, 3, LANES), hidden.new_empty(tiles, LANES)
     rows = hidden.new_empty(hidden.shape[0], sizes.vertices, hidden.shape[2])
     into = (rows, base.new_empty(base.shape), inners, weights, biases, bounds)
     back = _told_back(hidden, sizes.vertices, mixed)
     loops.differentiate_all(sizes, limit, arrays, back, loops.FieldGradients(*map(flat, into)))
     return (
         rows,
-        sum_in_order(inners, 0),
-        sum_in_order(weights, 0)[..., : sizes.width].transpose(1, 2).contiguous(),
-        sum_in_order(biases, (0, 3)),
+        _by_head(sum_in_order(inners, 0), sizes.heads).reshape(inner.shape),
+        _by_head(sum_in_order(weights, 0), sizes.heads),
+        _by_head(sum_in_order(biases, 0), sizes.heads),
         sum_in_order(bounds, (0, 1)),
         into[1],
     )
@@ -101,14 +116,31 @@ def _arguments(network: tuple[Tensor, ...], base: Tensor, out: Tensor, mixing: A
     from quatsphere.kernels.numba_field import FieldArrays, FieldSizes
 
     hidden, inner, weight, bias = network
-    (heads, width, _), rows = weight.shape, hidden.shape[1]
+    (vertices, heads, _), width, rows = base.shape, weight.shape[1], hidden.shape[1]
     indices, shares = _mixing(hidden, rows, *mixing)
     given = len(indices) if indices.numel() else rows
-    if given != len(base) or shares.shape != indices.shape:
-        raise ConfigError(f"a shell of {len(base)} vertices needs as many rows of hidden or of a mixture: got {given}")
+    if given != vertices or shares.shape != indices.shape:
+        raise ConfigError(f"a shell of {vertices} vertices needs as many rows of hidden or of a mixture: got {given}")
     terms = indices.shape[-1] if indices.numel() else 0
-    sizes = FieldSizes(hidden.shape[0], base.shape[0], heads, width, width + -width % LANES, rows, terms)
+    sizes = FieldSizes(hidden.shape[0], vertices, heads, width, rows, terms)
     return sizes, bound, FieldArrays(*map(flat, (hidden, inner, weight, bias, base, out, indices, shares)))
+
+
+def _laid_out(hidden: Tensor, inner: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """The network with its last layer by lanes."""
+    return hidden, inner, _by_lanes(weight).contiguous(), _by_lanes(bias).contiguous()
+
+
+def _by_lanes(tensor: Tensor) -> Tensor:
+    """(H, ...) -> (blocks, ..., 8): eight heads side by side, the last block filled up with zeros."""
+    heads = tensor.shape[0]
+    full = torch.cat((tensor, tensor.new_zeros(-heads % LANES, *tensor.shape[1:]))) if heads % LANES else tensor
+    return full.unflatten(0, (-1, LANES)).movedim(1, -1)
+
+
+def _by_head(tensor: Tensor, heads: int) -> Tensor:
+    """The inverse of `_by_lanes`."""
+    return tensor.movedim(-1, 1).flatten(0, 1)[:heads].contiguous()
 
 
 def _mixing(hidden: Tensor, rows: int, indices: Tensor | None, shares: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quatsphere.geometry import quaternion
 from quatsphere.kernels.numba_cpu import flat, flat_mask, sum_in_order
+from quatsphere.kernels.numba_cpu_resample import onto_of
 
 
 @torch.library.custom_op("quatsphere::feed_forward", mutates_args=(), device_types="cpu")
@@ -17,9 +18,10 @@ def feed_forward(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_
     (H, Q, O, 4) -> (..., H, 4 Q). A Hamilton layer before `up` is linear and is multiplied into it, once per step."""
     from quatsphere.kernels import numba_hamilton as loops
 
-    widths, matrices = _arguments(x, up, down, keep, keep_scale)
+    widths, matrices = arguments(x[..., 0, 0].numel(), up, down, keep is not None, keep_scale)
     out = x.new_empty(x.shape)
-    loops.feed_forward_all(widths, matrices, flat(x), flat_mask(keep, x.numel()), flat(out))
+    onto = onto_of(x.new_empty(0, 0, 0), 0, None, None)
+    loops.feed_forward_all(widths, matrices, flat(x), flat_mask(keep, x.numel()), onto, flat(out))
     return out
 
 
@@ -31,7 +33,7 @@ def feed_forward_backward(
     from quatsphere.kernels import numba_hamilton as loops
     from quatsphere.kernels.numba_eight import unpack
 
-    widths, matrices = _arguments(x, up, down, keep, keep_scale)
+    widths, matrices = arguments(x[..., 0, 0].numel(), up, down, keep is not None, keep_scale)
     O, Q = up.shape[1:3]
     out = x.new_empty(x.shape)
     parts = [x.new_empty(loops.chunk_count(widths), widths.heads, Q, 8, widths.wide // 4) for _ in range(2)]
@@ -94,15 +96,15 @@ def _matrices(up: Tensor, down: Tensor, wide: int, narrow: int) -> Any:
     return matrices
 
 
-def _arguments(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> tuple[Any, Any]:
+def arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool, keep_scale: float) -> tuple[Any, Any]:
     """(Widths, Matrices) of the compiled loops."""
     from quatsphere.kernels.numba_hamilton import WIDE, Widths
 
     H, O, Q, _ = up.shape
     C, wide = 4 * Q, O + -O % WIDE
     narrow = C + -C % WIDE
-    rounded = float(torch.tensor(keep_scale, dtype=x.dtype))  # so that full and partial blocks round alike
-    widths = Widths(x.numel() // (H * C), H, C, narrow, 4 * wide, keep is not None, rounded)
+    rounded = float(torch.tensor(keep_scale, dtype=up.dtype))  # so that full and partial blocks round alike
+    widths = Widths(tokens, H, C, narrow, 4 * wide, dropped, rounded)
     return widths, _matrices(up, down, wide, narrow)
 
 

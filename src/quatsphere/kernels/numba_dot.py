@@ -12,7 +12,7 @@ from quatsphere.kernels.numba_attention import Sizes, apply_keep, feature_place,
 from quatsphere.kernels.numba_attention_backward import score_gradients
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen, reverse_graph
 from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
-from quatsphere.kernels.numba_threads import compiled, room, share_out
+from quatsphere.kernels.numba_threads import Room, compiled, rooms, share_out
 from quatsphere.kernels.numba_transport import TILE, load_tile, store_tile
 from quatsphere.kernels.numba_vector import LANES, inner, splat
 
@@ -118,9 +118,10 @@ def differentiate_items(items, inputs, sizes, tables, scratch, scale, graph, gra
 def attend(inputs: DotInputs, sizes: Sizes, scale: float, out: Any) -> None:
     """The kernel: out (B, T, H, C)."""
     share_out(
-        lambda items: attend_items(items, inputs, sizes, *_room(sizes, out.dtype), scale, out),
+        lambda items, *room: attend_items(items, inputs, sizes, *room, scale, out),
         sizes.images * sizes.blocks,
         out.size,
+        room=Room(_make_room, (sizes, out.dtype)),
     )
 
 
@@ -128,17 +129,16 @@ def attend_backward(inputs: DotInputs, sizes: Sizes, scale: float, gradient: Any
     """Gradients of queries, keys and values."""
     graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
     share_out(
-        lambda items: differentiate_items(
-            items, inputs, sizes, *_room(sizes, gradient.dtype), scale, graph, gradient, into
-        ),
+        lambda items, *room: differentiate_items(items, inputs, sizes, *room, scale, graph, gradient, into),
         sizes.images * sizes.blocks,
         gradient.size,
+        room=Room(_make_room, (sizes, gradient.dtype)),
     )
 
 
-def _room(sizes: Sizes, dtype: Any) -> tuple[DotTables, tuple[Any, ...]]:
+def _make_room(sizes: Sizes, dtype: Any) -> tuple[DotTables, tuple[Any, ...]]:
     """Tables for one item, and scratch for one target's scores, weights and their gradients, and a vertex's sums."""
     S, T = sizes.sources * sizes.channels * TILE, sizes.targets * sizes.channels * TILE
     slots = sizes.neighbours * LANES
-    tables = DotTables(*(room(count, dtype) for count in (T, S, S, T, sizes.targets * slots, sizes.targets * slots)))
-    return tables, tuple(room(count, dtype) for count in (slots, slots, slots, sizes.channels * TILE))
+    tables = DotTables(*rooms((T, S, S, T, sizes.targets * slots, sizes.targets * slots), dtype))
+    return tables, tuple(rooms((slots, slots, slots, sizes.channels * TILE), dtype))

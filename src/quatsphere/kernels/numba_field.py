@@ -6,11 +6,10 @@
 A vertex takes its row of hidden or, on a shell that has no tokens yet, a mixture of a few sources' rows: `interp`
 commutes with the network's first product, and its shares sum to one, so the inner bias is added once, after it.
 
-Lanes are eight numbers i of one head for the network, so that hidden is read and written as it lies, and eight vertices
-of one head for the quaternions. A *tile* is eight vertices: a thread owns some tiles for all images, and every sum runs
-over images, then tiles, in order. The heads of a tile are taken in groups, one short loop per stage: dependent
-operations overlap only if the processor sees the next turn before it ends this one. Numbers of the next image are
-fetched ahead, since the processor does not guess the jump.
+A lane is a head, as in the kernel: eight rows of eight numbers are turned on their way from memory, and from there to
+the quaternion no sum runs across lanes. A *tile* is eight vertices: a thread owns some tiles for all images, and every
+sum runs over images, then tiles, in order. Numbers of the next image are fetched ahead, since the processor does not
+guess the jump.
 """
 
 from typing import Any, NamedTuple
@@ -22,46 +21,51 @@ from numba.extending import overload
 from quatsphere.kernels.numba_gelu import gelu
 from quatsphere.kernels.numba_math import COS, SINC, series, tanh
 from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
-from quatsphere.kernels.numba_threads import Part, compiled, room, share_out
+from quatsphere.kernels.numba_rows import add_row
+from quatsphere.kernels.numba_threads import Room, compiled, rooms, share_out
 from quatsphere.kernels.numba_transport import TILE, dot, load_tile, multiply, store_tile
 from quatsphere.kernels.numba_vector import (
     LANES,
-    WIDE,
     fetch,
     fma,
     inner,
     instruction,
-    ir,
     load,
     load_some,
-    load_wide,
+    shuffle_mask,
     splat,
-    spread,
     sqrt,
     store,
 )
 
-GROUP = 16
-"""Heads that go through the stages together; their numbers stay in the nearest caches."""
-TRIPLE, ROWS = 3 * LANES, 3 * LANES * LANES
+TRIPLE = 3 * LANES
 
 
 class FieldSizes(NamedTuple):
-    """Images, vertices, heads H, width I of the network per head and the next multiple of eight, rows of hidden per
-    image, rows that a vertex mixes (0: it has one of its own)."""
+    """Images, vertices, heads H, width I of the network per head, rows of hidden per image, rows that a vertex mixes
+    (0: it has one of its own)."""
 
     images: int
     vertices: int
     heads: int
     width: int
-    padded: int
     rows: int
     terms: int
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of eight heads, the last one perhaps not full."""
+        return -(-self.heads // LANES)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a block of heads, filled up to whole squares."""
+        return (self.width + -self.width % LANES) * LANES
+
 
 class FieldArrays(NamedTuple):
-    """Flat arrays: hidden (B, rows, H, I), inner bias (H, I), weight (H, I, 3), bias (H, 3), base (V, H, 4), out or its
-    gradient (B, V, H, 4), which rows are mixed (V, terms) and their shares."""
+    """Flat arrays: hidden (B, rows, H, I), inner bias (H, I), by lanes weight (blocks, I, 3, 8) and bias (blocks, 3,
+    8), base (V, H, 4), out or its gradient (B, V, H, 4), which rows are mixed (V, terms) and their shares."""
 
     hidden: Any
     inner: Any
@@ -74,32 +78,61 @@ class FieldArrays(NamedTuple):
 
 
 class FieldScratch(NamedTuple):
-    """A thread's own: weight (H, 3, padded), partial sums of raw (GROUP, 3, 8, 8), tanh(raw), later draw (GROUP, 3, 8),
-    b (H, 4, 8), 1 / |q_base| (H, 8), the rows of a tile (8, H, I)."""
+    """A thread's own: the rows of a tile (8, H, I), a vertex's numbers (I, 8), raw, later its tanh (8, 3, 8), b (8,
+    blocks, 4, 8) and 1 / |q_base| (8, blocks, 8) of a tile."""
 
-    weight: Any
-    partial: Any
+    rows: Any
+    numbers: Any
     raw: Any
     unit: Any
     share: Any
-    rows: Any
 
 
 @instruction
-def sum_lanes(typingctx: Any, rows: Any) -> Any:
-    """Lane l is the sum of the eight lanes of row l."""
+def turn_square(typingctx: Any, rows: Any) -> Any:
+    """Eight vectors: lane l of vector j becomes lane j of vector l."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def fold(a: Any, b: Any, first: list[int], second: list[int]) -> Any:
-            masks = [ir.Constant(ir.VectorType(ir.IntType(32), LANES), order) for order in (first, second)]
-            return builder.fadd(*(builder.shuffle_vector(a, b, mask) for mask in masks))
+        low, high = shuffle_mask([0, 8, 1, 9, 4, 12, 5, 13]), shuffle_mask([2, 10, 3, 11, 6, 14, 7, 15])
+        even, odd = shuffle_mask([0, 1, 8, 9, 4, 5, 12, 13]), shuffle_mask([2, 3, 10, 11, 6, 7, 14, 15])
+        left, right = shuffle_mask([0, 1, 2, 3, 8, 9, 10, 11]), shuffle_mask([4, 5, 6, 7, 12, 13, 14, 15])
+        a, halves = cgutils.unpack_tuple(builder, args[0], LANES), []
+        for first in (0, 4):
+            pairs = [[builder.shuffle_vector(a[n], a[n + 1], m) for n in (first, first + 2)] for m in (low, high)]
+            halves.append([builder.shuffle_vector(*pair, m) for pair in pairs for m in (even, odd)])
+        turned = [builder.shuffle_vector(x, y, m) for m in (left, right) for x, y in zip(*halves, strict=True)]
+        return context.make_tuple(builder, sig.return_type, turned)
 
-        r = cgutils.unpack_tuple(builder, args[0], LANES)
-        r = [fold(r[n], r[n + 4], [0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]) for n in range(4)]
-        r = [fold(r[n], r[n + 1], [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]) for n in (0, 2)]
-        return fold(r[0], r[1], [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+    return rows(rows), code
 
-    return rows.dtype(rows), code
+
+@inner
+def load_numbers(table, at, i, width):  # type: ignore[no-untyped-def]
+    """Numbers i..i+7 of the head at `at`, zeros beyond its end."""
+    if width % LANES == 0:
+        return load(table, at + i)
+    return load_some(table, at + i, min(LANES, width - i))
+
+
+@inner
+def take_numbers(rows, at, count, width, numbers):  # type: ignore[no-untyped-def]
+    """numbers (I, 8) of `count` heads from their rows at `at`; further lanes repeat the last head."""
+    last = count - 1
+    for i in range(0, width, LANES):
+        square = turn_square(
+            (
+                load_numbers(rows, at, i, width),
+                load_numbers(rows, at + min(1, last) * width, i, width),
+                load_numbers(rows, at + min(2, last) * width, i, width),
+                load_numbers(rows, at + min(3, last) * width, i, width),
+                load_numbers(rows, at + min(4, last) * width, i, width),
+                load_numbers(rows, at + min(5, last) * width, i, width),
+                load_numbers(rows, at + min(6, last) * width, i, width),
+                load_numbers(rows, at + last * width, i, width),
+            )
+        )
+        store_tile(numbers, i * LANES, square[:4])
+        store_tile(numbers, i * LANES + TILE, square[4:])
 
 
 @inner
@@ -120,14 +153,6 @@ def store_triple(table, at, step, triple):  # type: ignore[no-untyped-def]
 def add_product(triple, factor, other):  # type: ignore[no-untyped-def]
     """triple + factor times another triple."""
     return fma(factor, other[0], triple[0]), fma(factor, other[1], triple[1]), fma(factor, other[2], triple[2])
-
-
-@inner
-def load_numbers(table, at, i, width):  # type: ignore[no-untyped-def]
-    """Numbers i..i+7 of the head at `at`, zeros beyond its end."""
-    if width % LANES == 0:
-        return load(table, at + i)
-    return load_some(table, at + i, min(LANES, width - i))
 
 
 @inner
@@ -152,48 +177,48 @@ def _(s: Any, c: Any) -> Any:
 
 
 @inner
-def lay_out_weight(sizes, arrays, scratch):  # type: ignore[no-untyped-def]
-    """(H, I, 3) -> (H, 3, padded), zeros beyond I."""
-    for head in range(sizes.heads):
-        for axis in range(3):
-            row = (3 * head + axis) * sizes.padded
-            for i in range(sizes.padded):
-                inside = i < sizes.width
-                scratch.weight[row + i] = arrays.weight[3 * (head * sizes.width + i) + axis] if inside else 0.0
+def block_heads(sizes, block):  # type: ignore[no-untyped-def]
+    """(first head, number of heads) of a block."""
+    return block * LANES, min(LANES, sizes.heads - block * LANES)
 
 
 @inner
-def lay_out_base(sizes, first, lanes, arrays, scratch):  # type: ignore[no-untyped-def]
-    """b and 1 / |q_base| of a tile."""
-    for head in range(sizes.heads):
-        q = load_quaternions(arrays.base, 4 * (first * sizes.heads + head), 4 * sizes.heads, lanes)
-        share = splat(arrays.base, 1.0) / sqrt(dot(q, q))
-        store_tile(scratch.unit, head * TILE, (q[0] * share, q[1] * share, q[2] * share, q[3] * share))
-        store(scratch.share, head * LANES, share)
+def lay_out_base(blocks, sizes, first, lanes, arrays, scratch):  # type: ignore[no-untyped-def]
+    """b and 1 / |q_base| of these blocks of a tile."""
+    every = (sizes.heads + LANES - 1) // LANES
+    for number in range(lanes):
+        for block in range(*blocks):
+            head, count = block_heads(sizes, block)
+            q = load_quaternions(arrays.base, 4 * ((first + number) * sizes.heads + head), 4, count)
+            share, place = splat(arrays.base, 1.0) / sqrt(dot(q, q)), number * every + block
+            store_tile(scratch.unit, place * TILE, (q[0] * share, q[1] * share, q[2] * share, q[3] * share))
+            store(scratch.share, place * LANES, share)
 
 
 @inner
-def clear_absent(lanes, scratch):  # type: ignore[no-untyped-def]
-    """Zeros in the partial sums of the vertices that the last tile lacks."""
-    if lanes < LANES:
-        scratch.partial[:] = 0.0
+def mix_row(blocks, sizes, arrays, image, vertex, to, rows):  # type: ignore[no-untyped-def]
+    """rows[to:] = inner + hidden of these blocks of a vertex, its own row or a mixture; the next image's is fetched."""
+    width, left = sizes.heads * sizes.width, blocks[0] * LANES * sizes.width
+    count = min(blocks[1] * LANES * sizes.width, width) - left
+    if sizes.terms == 0:
+        own = (image * sizes.rows + vertex) * width + left
+        fetch(arrays.hidden, own + sizes.rows * width, count)
+        add_row(count, 1.0, arrays.hidden, own, arrays.inner, left, rows, to + left)
+    for term in range(sizes.terms):
+        place = vertex * sizes.terms + term
+        own = (image * sizes.rows + arrays.indices[place]) * width + left
+        if term == 0:
+            fetch(arrays.hidden, own + sizes.rows * width, count)
+            add_row(count, arrays.shares[place], arrays.hidden, own, arrays.inner, left, rows, to + left)
+        else:
+            add_row(count, arrays.shares[place], arrays.hidden, own, rows, to + left, rows, to + left)
 
 
 @inner
-def sum_rows(scratch, at, arrays, bias):  # type: ignore[no-untyped-def]
-    """One component of raw of eight vertices from its partial sums."""
-    rows = load_tile(scratch.partial, at) + load_tile(scratch.partial, at + TILE)
-    return sum_lanes(rows) + spread(arrays.bias, bias)
-
-
-@inner
-def finish_network(heads, arrays, scratch):  # type: ignore[no-untyped-def]
-    """tanh(raw) of a group of heads from the partial sums."""
-    count = 3 * (heads[1] - heads[0])
-    for n in range(count):
-        store(scratch.raw, n * LANES, sum_rows(scratch, n * LANES * LANES, arrays, 3 * heads[0] + n))
-    for n in range(count):
-        store(scratch.raw, n * LANES, tanh(load(scratch.raw, n * LANES)))
+def mix_rows(blocks, sizes, arrays, image, first, lanes, scratch):  # type: ignore[no-untyped-def]
+    """The rows of a tile into the scratch."""
+    for number in range(lanes):
+        mix_row(blocks, sizes, arrays, image, first + number, number * sizes.heads * sizes.width, scratch.rows)
 
 
 @inner
@@ -206,75 +231,59 @@ def exponential(t, bound):  # type: ignore[no-untyped-def]
 
 
 @inner
-def add_row(width, share, row, at, onto, base, out, to):  # type: ignore[no-untyped-def]
-    """out[to:] = onto[base:] + share row[at:], `width` numbers."""
-    whole = width - width % WIDE
-    for channel in range(0, whole, WIDE):
-        numbers = load_wide(row, at + channel)
-        store(out, to + channel, fma(splat(numbers, share), numbers, load_wide(onto, base + channel)))
-    for channel in range(whole, width):
-        out[to + channel] = onto[base + channel] + share * row[at + channel]
+def network(sizes, number, block, arrays, scratch):  # type: ignore[no-untyped-def]
+    """raw of one block of heads of a vertex, by two sums so that one need not wait for the other."""
+    (head, count), weight = block_heads(sizes, block), block * sizes.width * TRIPLE
+    take_numbers(scratch.rows, (number * sizes.heads + head) * sizes.width, count, sizes.width, scratch.numbers)
+    zero = splat(arrays.base, 0.0)
+    even, odd = load_triple(arrays.bias, block * TRIPLE, LANES), (zero, zero, zero)
+    for i in range(0, sizes.width, 2):
+        one, other = load(scratch.numbers, i * LANES), load(scratch.numbers, (i + 1) * LANES)
+        even = add_product(even, gelu(one), load_triple(arrays.weight, weight + i * TRIPLE, LANES))
+        odd = add_product(odd, gelu(other), load_triple(arrays.weight, weight + (i + 1) * TRIPLE, LANES))
+    store_triple(scratch.raw, number * TRIPLE, LANES, (even[0] + odd[0], even[1] + odd[1], even[2] + odd[2]))
 
 
 @inner
-def mix_row(sizes, arrays, image, vertex, to, rows):  # type: ignore[no-untyped-def]
-    """rows[to:] = inner + hidden of a vertex, its own row or a mixture; the next image's row is fetched."""
-    width, zero = sizes.heads * sizes.width, vertex - vertex
-    if sizes.terms == 0:
-        own = (image * sizes.rows + vertex) * width
-        fetch(arrays.hidden, own + sizes.rows * width, width)
-        add_row(width, 1.0, arrays.hidden, own, arrays.inner, zero, rows, to)
-    for term in range(sizes.terms):
-        place = vertex * sizes.terms + term
-        own = (image * sizes.rows + arrays.indices[place]) * width
-        if term == 0:
-            fetch(arrays.hidden, own + sizes.rows * width, width)
-            add_row(width, arrays.shares[place], arrays.hidden, own, arrays.inner, zero, rows, to)
-        else:
-            add_row(width, arrays.shares[place], arrays.hidden, own, rows, to, rows, to)
+def tanh_of_raw(lanes, scratch):  # type: ignore[no-untyped-def]
+    """tanh(raw) of a tile, in place."""
+    for n in range(3 * lanes):
+        store(scratch.raw, n * LANES, tanh(load(scratch.raw, n * LANES)))
 
 
 @inner
-def mix_rows(sizes, arrays, image, first, lanes, scratch):  # type: ignore[no-untyped-def]
-    """The rows of a tile into the scratch."""
+def perturb_block(sizes, image, first, lanes, block, bound, arrays, scratch):  # type: ignore[no-untyped-def]
+    """q of one block of heads of one image's tile: a short loop per stage, since dependent operations overlap only if
+    the processor sees the next turn before it ends this one."""
+    (head, count), blocks = block_heads(sizes, block), (sizes.heads + LANES - 1) // LANES
     for number in range(lanes):
-        mix_row(sizes, arrays, image, first + number, number * sizes.heads * sizes.width, scratch.rows)
+        network(sizes, number, block, arrays, scratch)
+    tanh_of_raw(lanes, scratch)
+    for number in range(lanes):
+        _, _, _, e = exponential(load_triple(scratch.raw, number * TRIPLE, LANES), splat(arrays.base, bound))
+        q = multiply(load_tile(scratch.unit, (number * blocks + block) * TILE), e)
+        vertex = image * sizes.vertices + first + number
+        store_quaternions(arrays.out, 4 * (vertex * sizes.heads + head), 4, count, q)
 
 
 @inner
-def network(heads, sizes, lanes, arrays, scratch):  # type: ignore[no-untyped-def]
-    """Partial sums of raw for a group of heads of eight vertices."""
-    for number in range(lanes):
-        for head in range(*heads):
-            place = (number * sizes.heads + head) * sizes.width
-            raw = splat(arrays.base, 0.0), splat(arrays.base, 0.0), splat(arrays.base, 0.0)
-            for i in range(0, sizes.width, LANES):
-                value = gelu(load_numbers(scratch.rows, place, i, sizes.width))
-                raw = add_product(raw, value, load_triple(scratch.weight, 3 * head * sizes.padded + i, sizes.padded))
-            store_triple(scratch.partial, (head - heads[0]) * ROWS + number * LANES, LANES * LANES, raw)
+def perturb_part(tiles, images, blocks, sizes, bound, arrays, scratch):  # type: ignore[no-untyped-def]
+    """q = b ⊗ exp(ε tanh(raw)) for these tiles, images and blocks of heads."""
+    for tile in range(*tiles):
+        first = tile * LANES
+        lanes = min(LANES, sizes.vertices - first)
+        lay_out_base(blocks, sizes, first, lanes, arrays, scratch)
+        for image in range(*images):
+            mix_rows(blocks, sizes, arrays, image, first, lanes, scratch)
+            for block in range(*blocks):
+                perturb_block(sizes, image, first, lanes, block, bound, arrays, scratch)
 
 
 @compiled
 def perturb(tiles, sizes, bound, arrays, scratch):  # type: ignore[no-untyped-def]
-    """q = b ⊗ exp(ε tanh(raw)) for these tiles."""
-    lay_out_weight(sizes, arrays, scratch)
-    for tile in range(*tiles):
-        first = tile * LANES
-        lanes = min(LANES, sizes.vertices - first)
-        clear_absent(lanes, scratch)
-        lay_out_base(sizes, first, lanes, arrays, scratch)
-        for image in range(sizes.images):
-            at = (image * sizes.vertices + first) * sizes.heads
-            mix_rows(sizes, arrays, image, first, lanes, scratch)
-            for group in range(0, sizes.heads, GROUP):
-                heads = group, min(group + GROUP, sizes.heads)
-                network(heads, sizes, lanes, arrays, scratch)
-                finish_network(heads, arrays, scratch)
-                for head in range(*heads):
-                    t = load_triple(scratch.raw, (head - group) * TRIPLE, LANES)
-                    _, _, _, e = exponential(t, splat(arrays.base, bound))
-                    q = multiply(load_tile(scratch.unit, head * TILE), e)
-                    store_quaternions(arrays.out, 4 * (at + head), 4 * sizes.heads, lanes, q)
+    """q for these tiles."""
+    blocks = 0, (sizes.heads + LANES - 1) // LANES
+    perturb_part(tiles, (0, sizes.images), blocks, sizes, bound, arrays, scratch)
 
 
 def tile_count(sizes: FieldSizes) -> int:
@@ -282,18 +291,15 @@ def tile_count(sizes: FieldSizes) -> int:
     return -(-sizes.vertices // LANES)
 
 
-def make_scratch(sizes: FieldSizes, dtype: Any) -> FieldScratch:
-    """What a thread needs for itself."""
-    heads = sizes.heads
-    network = 3 * heads * sizes.padded, GROUP * ROWS, GROUP * TRIPLE
-    counts = (*network, heads * TILE, heads * LANES, LANES * heads * sizes.width)
-    return FieldScratch(*(room(count, dtype) for count in counts))
+def make_scratch(sizes: FieldSizes, dtype: Any) -> tuple[FieldScratch]:
+    """What a share needs for itself."""
+    tile = LANES * sizes.blocks
+    counts = (LANES * sizes.heads * sizes.width, sizes.numbers, LANES * TRIPLE, tile * TILE, tile * LANES)
+    return (FieldScratch(*rooms(counts, dtype)),)
 
 
 def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:
     """The field of all images."""
-
-    def run(part: Part) -> None:
-        perturb(part, sizes, bound, arrays, make_scratch(sizes, arrays.base.dtype))
-
-    share_out(run, tile_count(sizes), arrays.out.size * sizes.width // 4)
+    if sizes.vertices > 0:
+        room = Room(make_scratch, (sizes, arrays.base.dtype))
+        share_out(perturb, tile_count(sizes), arrays.out.size * sizes.width // 4, sizes, bound, arrays, room=room)

@@ -21,7 +21,8 @@ from quatsphere.kernels.numba_eight import (
     widen,
 )
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
-from quatsphere.kernels.numba_threads import compiled, room, share_out
+from quatsphere.kernels.numba_rows import Onto, add_residual
+from quatsphere.kernels.numba_threads import Room, compiled, rooms, share_out
 from quatsphere.kernels.numba_vector import (
     WIDE,
     fma,
@@ -220,23 +221,40 @@ def item_place(item, widths):  # type: ignore[no-untyped-def]
     return start, min(start + CHUNK, widths.tokens), head, min(head + HEADS, widths.heads)
 
 
-@compiled
-def feed_forward(items, widths, matrices, block, x, keep, out):  # type: ignore[no-untyped-def]
-    """y for items (chunk of tokens, group of heads)."""
+@inner
+def feed_block(widths, matrices, block, head, first, x, keep, onto, out):  # type: ignore[no-untyped-def]
+    """y of one block of tokens of one head."""
     C, M, Q, size = widths.narrow, widths.wide, widths.channels // 4, TOKENS * widths.narrow
+    here, packed = slice(head * C * M, (head + 1) * C * M), slice(head * 2 * Q * M, (head + 1) * 2 * Q * M)
+    read_block(x, widths, head, first, block.x)
+    fetch_next(x, widths, head, first)
+    transform_block(block.x, size, block.x_hat)
+    widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store_gelu, block.activation)
+    fetch_next(out, widths, head, first)
+    narrow_down(block.activation, matrices.down[here], M, C, block.result)
+    drop(block.result, keep, widths, head, first)
+    if onto.sources > 0:
+        count, row = min(TOKENS, widths.tokens - first), widths.heads * widths.channels
+        add_residual(onto, first, count, row, head * widths.channels, widths.channels, block.result, C)
+    write_block(block.result, widths, head, first, out)
+
+
+@inner
+def feed_part(tokens, heads, widths, matrices, block, x, keep, onto, out):  # type: ignore[no-untyped-def]
+    """y of these tokens and heads, which need not be whole chunks or groups; blocks end where the tokens end."""
+    for start in range(tokens[0], tokens[1], CHUNK):
+        for group in range(heads[0], heads[1], HEADS):
+            for first in range(start, min(start + CHUNK, tokens[1]), TOKENS):
+                for head in range(group, min(group + HEADS, heads[1])):
+                    feed_block(widths, matrices, block, head, first, x, keep, onto, out)
+
+
+@compiled
+def feed_forward(items, widths, matrices, block, x, keep, onto, out):  # type: ignore[no-untyped-def]
+    """y for items (chunk of tokens, group of heads)."""
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
-        for first in range(start, stop, TOKENS):
-            for head in range(first_head, last_head):
-                here, packed = slice(head * C * M, (head + 1) * C * M), slice(head * 2 * Q * M, (head + 1) * 2 * Q * M)
-                read_block(x, widths, head, first, block.x)
-                fetch_next(x, widths, head, first)
-                transform_block(block.x, size, block.x_hat)
-                widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store_gelu, block.activation)
-                fetch_next(out, widths, head, first)
-                narrow_down(block.activation, matrices.down[here], M, C, block.result)
-                drop(block.result, keep, widths, head, first)
-                write_block(block.result, widths, head, first, out)
+        feed_part((start, stop), (first_head, last_head), widths, matrices, block, x, keep, onto, out)
 
 
 @inner
@@ -298,26 +316,27 @@ def item_count(widths: Widths) -> int:
     return chunk_count(widths) * -(-widths.heads // HEADS)
 
 
-def empty_block(widths: Widths, dtype: Any) -> Block:
-    """Room for one thread."""
+def make_block(widths: Widths, dtype: Any) -> tuple[Block]:
+    """What a share needs for itself."""
     narrow, wide = TOKENS * widths.narrow, TOKENS * widths.wide
-    return Block(*(room(count, dtype) for count in (*[narrow] * 7, wide, wide)))
+    return (Block(*rooms((*[narrow] * 7, wide, wide), dtype)),)
 
 
-def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, out: Any) -> None:
+def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, onto: Onto, out: Any) -> None:
     """y (N, H, C) from x (N, H, C)."""
     share_out(
-        lambda items: feed_forward(items, widths, matrices, empty_block(widths, x.dtype), x, keep, out),
+        lambda items, block: feed_forward(items, widths, matrices, block, x, keep, onto, out),
         item_count(widths),
         out.size,
+        room=Room(make_block, (widths, x.dtype)),
     )
 
 
 def differentiate_all(widths: Widths, matrices: Matrices, inputs: tuple[Any, Any, Any], into: Any) -> None:
     """Gradients of x and, in parts, of the weights, from (x, keep, gradient of y)."""
-    dtype = inputs[0].dtype
     share_out(
-        lambda items: differentiate(items, widths, matrices, empty_block(widths, dtype), inputs, into),
+        lambda items, block: differentiate(items, widths, matrices, block, inputs, into),
         item_count(widths),
         inputs[0].size,
+        room=Room(make_block, (widths, inputs[0].dtype)),
     )

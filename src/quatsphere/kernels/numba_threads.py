@@ -10,11 +10,14 @@ Who computes a share never changes a result: shares are disjoint, and every sum 
 
 import ctypes
 import inspect
+import itertools
 import os
-from collections.abc import Callable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -23,6 +26,9 @@ import torch
 Part = tuple[int, int]
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _pools: dict[int, ThreadPoolExecutor] = {}
+_kept = threading.local()
+SMALL, MANY = 2**22, 64
+"""Bytes up to which a share's room is kept, and how many of them."""
 
 
 def _find_openmp() -> ctypes.CDLL | None:
@@ -58,43 +64,77 @@ def worthwhile(size: int) -> int:
     return max(1, min(torch.get_num_threads(), size // LEAST))
 
 
-def share_out(function: Callable[..., None], count: int, size: int, *arguments: Any) -> None:
-    """function((start, stop), *arguments) over range(count), about `size` numbers in all: one contiguous share per
-    thread that is worth it."""
+class Room(NamedTuple):
+    """Intermediate numbers of a share: make(*key) gives them, named tuples or tuples of arrays."""
+
+    make: Callable[..., tuple[Any, ...]]
+    key: tuple[Any, ...]
+
+
+NOTHING = Room(tuple, ())
+
+
+def share_out(function: Callable[..., None], count: int, size: int, *arguments: Any, room: Room = NOTHING) -> None:
+    """function((start, stop), *arguments, *room) over range(count), about `size` numbers in all: one contiguous share
+    per thread that is worth it, each with room of its own."""
     shares = min(worthwhile(size), max(1, count))
-    bounds = [(count * share // shares, count * (share + 1) // shares) for share in range(shares)]
+    calls = [
+        ((count * share // shares, count * (share + 1) // shares), *arguments, *_room_of(share, room))
+        for share in range(shares)
+    ]
     if shares == 1:
-        function(bounds[0], *arguments)
+        function(*calls[0])
     elif _openmp is not None:
-        _run_on_openmp(_openmp, function, bounds, arguments)
+        _run_on_openmp(_openmp, function, calls)
     else:
         if shares not in _pools:
             _pools[shares] = ThreadPoolExecutor(shares, thread_name_prefix="quatsphere")
-        list(_pools[shares].map(lambda part: function(part, *arguments), bounds))
+        list(_pools[shares].map(lambda call: function(*call), calls))
 
 
-def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], bounds: list[Part], arguments: Any) -> None:
+def _room_of(share: int, room: Room) -> tuple[Any, ...]:
+    """A share's room; small ones are kept for the next call of this thread, which waits until all shares are done."""
+    if not room.key:
+        return ()
+    kept: OrderedDict[Any, tuple[Any, ...]] = _kept.__dict__.setdefault("rooms", OrderedDict())
+    key = (share, room)
+    if key in kept:
+        kept.move_to_end(key)
+        return kept[key]
+    made = room.make(*room.key)
+    if sum(array.nbytes for part in made for array in part) <= SMALL:
+        kept[key] = made
+        if len(kept) > MANY:
+            kept.popitem(last=False)
+    return made
+
+
+def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
     """One parallel region; a team smaller than asked for takes several shares each. The first error is raised here."""
     errors: list[BaseException] = []
 
     def region(_: Any) -> None:
         try:
-            for part in bounds[library.omp_get_thread_num() :: library.omp_get_num_threads()]:
-                function(part, *arguments)
+            for call in calls[library.omp_get_thread_num() :: library.omp_get_num_threads()]:
+                function(*call)
         except BaseException as error:
             errors.append(error)
 
-    library.GOMP_parallel(_REGION(region), None, len(bounds), 0)
+    library.GOMP_parallel(_REGION(region), None, len(calls), 0)
     if errors:
         raise errors[0]
 
 
-def room(count: int, dtype: Any) -> Any:
-    """An array for a thread's intermediate numbers that begins with a cache line, so that no vector lies across two."""
-    size = count * np.dtype(dtype).itemsize
-    raw = np.empty(size + LINE, np.uint8)
+def rooms(counts: Sequence[int], dtype: Any) -> list[Any]:
+    """Arrays for a thread's intermediate numbers, cut from one; each begins with a cache line, so that no vector lies
+    across two."""
+    size = np.dtype(dtype).itemsize
+    sizes = [count * size + -count * size % LINE for count in counts]
+    raw = np.empty(sum(sizes) + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
-    return raw[start : start + size].view(dtype)
+    whole = raw[start : start + sum(sizes)].view(dtype)
+    ends = list(itertools.accumulate(sizes))
+    return [whole[(end - own) // size : (end - own) // size + count] for end, own, count in zip(ends, sizes, counts, strict=True)]
 
 
 def compiled(function: Callable[..., None]) -> Any:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import Mixing, Network, perturb, perturb_by, resample_vertices, tangent
+from quatsphere.kernels import Ends, Mixing, Network, perturb, perturb_by, resample_vertices, tangent
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -51,9 +51,7 @@ class LearnedBound(nn.Module):
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """normalize(q_base ⊗ exp(ε tanh(φ))) of one shell or two, each with its own bound."""
-        bounds = torch.stack([shell.bound.value for shell in shells if isinstance(shell.bound, LearnedBound)])
-        target = None if len(shells) == 1 else shells[1].base
-        return perturb(hidden, network, bounds, shells[0].base, target, mixing, backend=backend)
+        return perturb(hidden, network, *ends_of(*shells), mixing, backend=backend)
 
 
 class NoBound(nn.Module):
@@ -96,6 +94,13 @@ class ShellField(nn.Module):
         self.base.copy_(FIELD_INITS[self.init](*self.base.shape[:2]))
 
 
+def ends_of(source: ShellField, target: ShellField | None = None) -> Ends:
+    """The bases and learned bounds of a step's two shells, or of its one."""
+    shells = [source] if target is None else [source, target]
+    bounds = torch.stack([shell.bound.value for shell in shells if isinstance(shell.bound, LearnedBound)])
+    return Ends(bounds, source.base, None if target is None else target.base)
+
+
 class Perturbation(nn.Module):
     """φ_h: Linear(d, d/H), GELU, Linear(d/H, 3) per head; q_eff = normalize(q_base ⊗ exp(ω)) (eq:perturb).
 
@@ -124,8 +129,12 @@ class Perturbation(nn.Module):
         precision of the quaternions, also under autocast."""
         shells = [source] if target is source else [source, target]
         hidden = F.linear(tokens, self.inner.weight)
-        network = Network(self.inner.bias, self.outer_weight, self.outer_bias)
-        return source.bound.perturb(hidden, network, shells, mixing, self.backend)
+        return source.bound.perturb(hidden, self.network, shells, mixing, self.backend)
+
+    @property
+    def network(self) -> Network:
+        """φ after its first product."""
+        return Network(self.inner.bias, self.outer_weight, self.outer_bias)
 
 
 class NoPerturbation(nn.Module):

@@ -8,9 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from quatsphere.kernels import Problem, add_resampled, quaternion_attention, routing_weights
+from quatsphere.kernels import (
+    Kept,
+    Problem,
+    add_resampled,
+    quaternion_attention,
+    routing_weights,
+    runs_whole,
+    whole_step,
+)
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.field import NoPerturbation, Perturbation, ShellField
+from quatsphere.nn.field import LearnedBound, NoPerturbation, Perturbation, ShellField, ends_of
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Graph, Shell
 from quatsphere.nn.routing import Alignment
@@ -31,6 +39,8 @@ def to_flat(features: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v d"]:
 class Residual(nn.Module):
     """h = update + x, between shells of equal size."""
 
+    value = None
+
     def forward(
         self, update: Float[Tensor, "b v d"], tokens: Float[Tensor, "b v d"], graph: Graph
     ) -> Float[Tensor, "b v d"]:
@@ -50,8 +60,13 @@ class GatedResidual(nn.Module):
     def forward(
         self, update: Float[Tensor, "b t d"], tokens: Float[Tensor, "b s d"], graph: Graph
     ) -> Float[Tensor, "b t d"]:
-        """σ(0) = 1/2 at the start."""
-        return add_resampled(update, torch.sigmoid(self.logit), tokens, graph.resample_indices, graph.resample_weights)
+        """The gate is one number for the whole shell."""
+        return add_resampled(update, self.value, tokens, graph.resample_indices, graph.resample_weights)
+
+    @property
+    def value(self) -> Tensor:
+        """σ(ĝ), 1/2 at the start."""
+        return torch.sigmoid(self.logit)
 
 
 class Place(NamedTuple):
@@ -80,6 +95,7 @@ class ShellStep(nn.Module):
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
+        self.plain = isinstance(perturbation, Perturbation) and routing.rule != "geometric" and transport.plain
 
     def forward(
         self,
@@ -90,15 +106,53 @@ class ShellStep(nn.Module):
         keys: Int[Tensor, "b"],
         trace: Trace,
     ) -> Float[Tensor, "b t d"]:
-        """Tokens of the source shell -> tokens of the target shell."""
+        """Tokens of the source shell -> tokens of the target shell: in one operator, or part by part."""
+        edges = (*graph.neighbours.shape, source.field.base.shape[1])
+        keep = self.attention_dropout.mask(keys, edges)
+        kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
+        dropped = Kept(keep, kept, self.attention_dropout.scale, self.output_dropout.scale)
+        if self.runs_whole(tokens, source, target, graph) and not trace.looks:
+            return self.whole(tokens, source, target, graph, dropped)
+        return self.parts(tokens, source, target, graph, dropped, trace)
+
+    def runs_whole(self, tokens: Tensor, source: Place, target: Place, graph: Graph) -> bool:
+        """Whether every part is one that the operator of whole steps has."""
+        bounded = all(isinstance(end.field.bound, LearnedBound) for end in (source, target))
+        mixed = (graph.mixing is None) == (source is target)
+        return self.plain and bounded and mixed and runs_whole(tokens, source.field.base, self.backend)
+
+    def whole(
+        self, tokens: Float[Tensor, "b s d"], source: Place, target: Place, graph: Graph, dropped: Kept
+    ) -> Float[Tensor, "b t d"]:
+        """The step in one operator."""
+        return whole_step(
+            tokens,
+            self.perturbation.inner.weight,
+            self.perturbation.network,
+            ends_of(source.field, None if target is source else target.field),
+            graph.neighbours,
+            self.routing.beta,
+            self.ffn.weights(self.post),
+            residual=(self.gate.value, graph.mixing),
+            kept=dropped,
+            rules=(self.routing.rule, self.transport.rule),
+        )
+
+    def parts(
+        self,
+        tokens: Float[Tensor, "b s d"],
+        source: Place,
+        target: Place,
+        graph: Graph,
+        dropped: Kept,
+        trace: Trace,
+    ) -> Float[Tensor, "b t d"]:
+        """Field, kernel, Hamilton block and residual one after the other, each in sight."""
         source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.mixing)
         features = self.transport.prepare(to_quaternions(tokens, source_field.shape[2]))
-        edges = (*graph.neighbours.shape, source_field.shape[2])
-        keep = self.attention_dropout.mask(keys, edges)
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
-        aggregated = self.attend(target_field, source_field, features, graph, keep, directions)
-        kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
-        update = to_flat(self.ffn(aggregated, self.post, kept, self.output_dropout.scale))
+        aggregated = self.attend(target_field, source_field, features, graph, dropped.edges, directions)
+        update = to_flat(self.ffn(aggregated, self.post, dropped.update, self.output_dropout.scale))
         hidden = self.gate(update, tokens, graph)
         trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})

@@ -11,6 +11,8 @@ from torch import Tensor
 class Trace(dict[str, Any]):
     """name -> tensor, or name -> list with one tensor per step."""
 
+    looks = True
+
     def step(self, values: Callable[[], Mapping[str, Tensor]]) -> None:
         """Append one step's values; a function, so that what only a trace wants is only computed for a trace."""
         for name, value in values().items():
@@ -23,6 +25,8 @@ class Trace(dict[str, Any]):
 
 class NoTrace(Trace):
     """Records nothing."""
+
+    looks = False
 
     def step(self, values: Callable[[], Mapping[str, Tensor]]) -> None:
         """Nothing."""

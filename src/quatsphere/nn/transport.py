@@ -14,6 +14,8 @@ class Sandwich(nn.Module):
     """m_ij = r_ij ⊗ x_j ⊗ r_ij* (eq:attn-weight)."""
 
     rule = "sandwich"
+    plain = True
+    """Whether `prepare` changes nothing."""
 
     def __init__(self, heads: int, channels: int) -> None:
         super().__init__()
@@ -39,6 +41,7 @@ class Projected(Sandwich):
     """m_ij = W_h x_j, a real linear map per head: does the form of transport matter?"""
 
     rule = "identity"
+    plain = False
 
     def __init__(self, heads: int, channels: int) -> None:
         super().__init__(heads, channels)
