@@ -4,10 +4,8 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quatsphere.geometry import quaternion
 from quatsphere.kernels.numba_cpu import flat, flat_mask, sum_in_order
 from quatsphere.kernels.numba_cpu_resample import onto_of
 
@@ -78,17 +76,18 @@ def _same(kept: Tensor, weight: Tensor) -> bool:
 def _matrices(up: Tensor, down: Tensor, wide: int, narrow: int) -> Any:
     """Matrices of the compiled loops, made again when a weight has changed: compared by value, since fused optimisers
     and `.data` change one without changing its version."""
-    from quatsphere.kernels.numba_eight import pack
     from quatsphere.kernels.numba_hamilton import Matrices
+    from quatsphere.kernels.numba_packing import pack_weights
 
     address = up.data_ptr(), down.data_ptr()
     old = _packed.get(address)
     if old is not None and _same(old[0], up) and _same(old[1], down):
         _packed.move_to_end(address)
         return old[2]
-    down_back = quaternion.conjugate(down).transpose(1, 2)
-    real = _rows(down, wide, narrow), _rows(quaternion.conjugate(up).transpose(1, 2), wide, narrow)
-    matrices = Matrices(*map(flat, (pack(up), pack(down_back), *real)))
+    H, O, Q, _ = up.shape
+    counts = [H * Q * 8 * wide] * 2 + [H * 4 * wide * narrow] * 2
+    matrices = Matrices(*(flat(up.new_zeros(count)) for count in counts))
+    pack_weights((H, O, Q, wide, narrow), flat(up), flat(down), matrices)
     _packed[address] = up.detach().clone(), down.detach().clone(), matrices
     _packed.move_to_end(address)
     if len(_packed) > MANY:
@@ -106,11 +105,3 @@ def arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool, keep_scale: 
     rounded = float(torch.tensor(keep_scale, dtype=up.dtype))  # so that full and partial blocks round alike
     widths = Widths(tokens, H, C, narrow, 4 * wide, dropped, rounded)
     return widths, _matrices(up, down, wide, narrow)
-
-
-def _rows(weight: Tensor, wide: int, narrow: int) -> Tensor:
-    """The real matrix of Σ_o W_qo ⊗ a_o, W (H, Q, O, 4), for wide rows a, component first: (H, 4 wide, narrow)."""
-    blocks = quaternion.left_matrix(weight)  # h q o row column
-    H, Q, O, _, _ = blocks.shape
-    rows = F.pad(blocks.permute(0, 4, 2, 1, 3).reshape(H, 4, O, 4 * Q), (0, narrow - 4 * Q, 0, wide - O))
-    return rows.reshape(H, 4 * wide, narrow)

@@ -15,7 +15,6 @@ in the lanes of four vectors, component first: (4, O).
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.kernels.numba_vector import (
@@ -40,17 +39,8 @@ SIGNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 """H."""
 
 
-SECOND = ((2, 0, 0, 0), (0, 0, 0, -2), (0, -2, 0, 0), (0, 0, -2, 0))
-"""(2 w₀, -2 w₃, -2 w₁, -2 w₂) from w."""
-PACK = torch.cat((torch.tensor(SIGNS) / 4, torch.tensor(SECOND))).double()
-"""w -> ŵ and the factors of the last four multiplications."""
 UNPACK = torch.cat((torch.tensor(SIGNS) * torch.tensor([-1, 1, 1, 1]) / 4, torch.diag(torch.tensor([2, -2, -2, -2]))))
 """Eight sums -> the product."""
-
-
-def pack(weight: Tensor) -> Tensor:
-    """Quaternion weights (H, O, I, 4) as (H, I, 8, O): ŵ, then 2 w₀, -2 w₃, -2 w₁, -2 w₂; O in whole vectors."""
-    return F.pad((weight @ PACK.T.to(weight.dtype)).permute(0, 2, 3, 1), (0, -weight.shape[1] % WIDE))
 
 
 def unpack(sums: Tensor, count: int) -> Tensor:

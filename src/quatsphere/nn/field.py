@@ -44,7 +44,12 @@ class LearnedBound(nn.Module):
     @property
     def value(self) -> Float[Tensor, ""]:
         """ε_l."""
-        return self.LOWER + (self.UPPER - self.LOWER) * torch.sigmoid(self.logit)
+        return self.limit(self.logit)
+
+    @classmethod
+    def limit(cls, logit: Float[Tensor, "*shells"]) -> Float[Tensor, "*shells"]:
+        """ε of any number of logits."""
+        return torch.sigmoid(logit) * (cls.UPPER - cls.LOWER) + cls.LOWER
 
     @staticmethod
     def perturb(
@@ -97,8 +102,8 @@ class ShellField(nn.Module):
 def ends_of(source: ShellField, target: ShellField | None = None) -> Ends:
     """The bases and learned bounds of a step's two shells, or of its one."""
     shells = [source] if target is None else [source, target]
-    bounds = torch.stack([shell.bound.value for shell in shells if isinstance(shell.bound, LearnedBound)])
-    return Ends(bounds, source.base, None if target is None else target.base)
+    logits = torch.stack([shell.bound.logit for shell in shells if isinstance(shell.bound, LearnedBound)])
+    return Ends(LearnedBound.limit(logits), source.base, None if target is None else target.base)
 
 
 class Perturbation(nn.Module):

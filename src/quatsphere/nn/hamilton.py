@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
 
+LEFT = left_matrix(torch.eye(4)).flatten(1)
+"""q -> L(q) as one product (4, 16), of which one more is the gradient."""
+
 
 def _same(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
     """By value: fused optimisers and `.data` change a weight without changing its version."""
@@ -91,4 +94,5 @@ class HamiltonFFN(nn.Module):
         if post is None:
             return up, down
         with full_precision(up):
-            return einsum(left_matrix(up), post, "h o i x y, h i k y -> h o k x"), down
+            left = (up @ LEFT.to(up)).unflatten(-1, (4, 4))
+            return einsum(left, post, "h o i x y, h i k y -> h o k x"), down
