@@ -123,7 +123,8 @@ def _tiles(sources: Tensor) -> Search:
 
     def search(targets: Tensor, count: int) -> Tensor:
         tiles = targets.split(max(1, TILE // len(sources)))
-        return torch.cat([_squares(tile[:, None], sources[None]).topk(count, largest=False, sorted=False).indices for tile in tiles])
+        squares = (_squares(tile[:, None], sources[None]) for tile in tiles)
+        return torch.cat([square.topk(count, largest=False, sorted=False).indices for square in squares])
 
     return search
 
