@@ -94,7 +94,7 @@ def test_graphs_without_scipy_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(nb.nearest_neighbours(targets, sources, 16), with_tree)
 
 
-@pytest.mark.parametrize("count", [8, 400])
+@pytest.mark.parametrize("count", [8, 400, 600])
 def test_a_vertex_that_is_nowhere_does_not_stop_the_search(count: int) -> None:
     """Whoever asks for finite positions says so in its own words; here the shape is right and indices are valid."""
     positions = sphere.fibonacci_sphere(count)

@@ -7,7 +7,7 @@ import torch
 
 from quatsphere.geometry import quaternion as Q
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.pooling import MeanPooling, QuaternionPooling
+from quatsphere.nn.pooling import MeanPooling, PoolAlong, QuaternionPooling
 from quatsphere.nn.routing import ROUTINGS, Alignment
 from quatsphere.nn.trace import NoTrace, Trace
 from quatsphere.nn.transport import TRANSPORTS
@@ -62,6 +62,40 @@ def test_pooling_turns_with_the_field() -> None:
     QuaternionPooling()(tokens, -base, flipped)
     assert torch.allclose(turned["pool_direction"], Q.rotate(g, plain["pool_direction"]), atol=1e-9)
     assert torch.allclose(flipped["pool_direction"], plain["pool_direction"])
+
+
+def pool_plainly(tokens: torch.Tensor, axis: torch.Tensor) -> torch.Tensor:
+    weights = (tokens @ axis).softmax(1)
+    return (weights.unsqueeze(-1) * tokens).sum(1)
+
+
+def test_pooling_has_the_gradient_of_its_plain_form() -> None:
+    torch.manual_seed(0)
+    tokens, axis = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True), torch.randn(8, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: PoolAlong.apply(x, axis)[0], (tokens,))
+    for dtype, error in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
+        x, a = tokens.detach().to(dtype).requires_grad_(), axis.to(dtype)
+        fast, plain = PoolAlong.apply(x, a)[0], pool_plainly(x, a)
+        assert torch.allclose(fast, plain, atol=error)
+        weigh = torch.randn_like(plain)
+        ours, theirs = (torch.autograd.grad((out * weigh).sum(), x)[0] for out in (fast, plain))
+        assert torch.allclose(ours, theirs, atol=5 * error)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_pooling_under_autocast(stored: torch.dtype) -> None:
+    """Products in bfloat16, a gradient of the tokens' own kind."""
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 5, 8).to(stored).requires_grad_()
+    axis = torch.randn(8).to(stored)
+    with torch.autocast("cpu", torch.bfloat16):
+        pooled = PoolAlong.apply(tokens, axis)[0]
+    (gradient,) = torch.autograd.grad(pooled.float().square().sum(), tokens)
+    exact = tokens.detach().float().requires_grad_()
+    (expected,) = torch.autograd.grad(pool_plainly(exact, axis.float()).square().sum(), exact)
+    assert pooled.dtype == torch.bfloat16
+    assert gradient.dtype == stored
+    assert torch.allclose(gradient.float(), expected, atol=0.05 * float(expected.abs().max()))
 
 
 def test_mean_pooling() -> None:

@@ -121,6 +121,42 @@ def test_arms_of_the_optimisation_section() -> None:
     assert torch.allclose(model.fields[0].base.norm(dim=-1), torch.ones(()))
 
 
+def test_a_step_raises_the_version_of_what_it_moved() -> None:
+    """Graphs and projections know by it that positions are no longer where they were."""
+    model, optimisers = make()
+    model(torch.rand(2, 3, 16, 16)).sum().backward()
+    before = {name: (parameter._version, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    optimisers.set_rates(0, 10)
+    optimisers.step()
+    for name, parameter in model.named_parameters():
+        version, value = before[name]
+        assert (parameter._version > version) == (parameter.grad is not None)
+        assert parameter._version > version or torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
+    """The fused step against torch's literal one, from moments that were saved by the other."""
+    torch.manual_seed(0)
+    start = {name: torch.randn(shape, dtype=dtype) for name, shape in {"a": (), "b": (7,), "c": (3, 5, 4)}.items()}
+    ours, theirs = ({name: torch.nn.Parameter(p.clone()) for name, p in start.items()} for _ in range(2))
+    literal = torch.optim.AdamW(theirs.values(), 1e-3, weight_decay=0.05, foreach=False, fused=False)
+    optimisers = Optimisers(ours, {"weights": list(ours)}, OptimConfig(peak_lr=1e-3, weight_decay=0.05))
+    for _ in range(20):
+        for name, p in theirs.items():
+            p.grad = torch.randn_like(p)
+            ours[name].grad = p.grad.clone()
+        literal.step()
+        optimisers.step()
+    assert all(
+        torch.allclose(ours[name], p, rtol=1e-6 if dtype == torch.float32 else 1e-14) for name, p in theirs.items()
+    )
+    optimisers.load_state_tensors({f"{n}/{key}": v for n, p in theirs.items() for key, v in literal.state[p].items()})
+    assert {key.split("/")[1] for key in optimisers.state_tensors()} == {"step", "exp_avg", "exp_avg_sq"}
+    optimisers.step()
+    assert all(float(value) == 21 for key, value in optimisers.state_tensors().items() if key.endswith("/step"))
+
+
 def test_state_tensors_round_trip() -> None:
     images = torch.rand(2, 3, 16, 16)
     runs = []

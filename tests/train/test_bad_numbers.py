@@ -232,3 +232,6 @@ def test_the_first_bad_tensor_is_named() -> None:
     assert first_not_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
     assert first_not_finite([("a", random_unit(2)), ("b", torch.tensor(float("-inf")))]) == "b"
     assert first_not_finite([]) is None
+    huge, opposite = torch.tensor([3e38, 3e38]), torch.tensor([1.0, -1.0]) / 0
+    assert first_not_finite([("empty", good[:0]), ("huge", huge)]) is None
+    assert first_not_finite([("huge", huge), ("opposite", opposite)]) == "opposite"

@@ -47,8 +47,20 @@ def test_identical_heads_have_the_greatest_diversity_loss(heads: int) -> None:
     assert head_diversity([same, same[:2]]).item() == pytest.approx(heads * (heads - 1), rel=1e-5)
 
 
+def test_diversity_is_the_sum_over_pairs_of_heads() -> None:
+    """And every shell counts the same, whatever its size; the gradient too."""
+    torch.manual_seed(0)
+    fields = [random_unit(count, 5, dtype=torch.float64).requires_grad_() for count in (3, 7)]
+    pairs = [(h, other) for h in range(5) for other in range(5) if h != other]
+    shells = [sum((q[:, h] * q[:, other]).sum(-1).square().mean() for h, other in pairs) for q in fields]
+    expected, found = (shells[0] + shells[1]) / 2, head_diversity(fields)
+    assert torch.allclose(found, expected, rtol=1e-12)
+    for ours, plain in zip(torch.autograd.grad(found, fields), torch.autograd.grad(expected, fields), strict=True):
+        assert torch.allclose(ours, plain, atol=1e-13)
+
+
 def test_four_orthonormal_heads_have_none() -> None:
-    frame = torch.linalg.qr(torch.randn(3, 4, 4)).Q
+    frame = torch.linalg.qr(torch.randn(3, 4, 4, dtype=torch.float64)).Q
     assert head_diversity([frame]).item() == pytest.approx(0, abs=1e-10)
 
 

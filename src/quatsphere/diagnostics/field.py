@@ -41,4 +41,4 @@ def tangent_norms(field: Float[Tensor, "b v h 4"], base: Float[Tensor, "v h 4"])
 def head_similarity(base: Float[Tensor, "v h 4"]) -> float | None:
     """Mean ⟨q^h, q^h'⟩² over pairs of heads: 1 where all heads agree up to sign, 0.25 for Haar; none for one head."""
     heads = base.shape[1]
-    return float(head_overlap(base.double())) / (heads * (heads - 1)) if heads > 1 else None
+    return float(head_overlap(base.double()).mean()) / (heads * (heads - 1)) if heads > 1 else None

@@ -17,7 +17,7 @@ Resample = Literal["index", "geometric"]
 TILE = 2**22
 """Distances held at once; larger problems go through in tiles of targets."""
 
-TREE = 2**16
+TREE = 2**18
 """Pairs of target and source from which on a k-d tree finds the candidates, where scipy is installed."""
 
 Search = Callable[[Tensor, int], Tensor]
@@ -123,7 +123,8 @@ def _tiles(sources: Tensor) -> Search:
 
     def search(targets: Tensor, count: int) -> Tensor:
         tiles = targets.split(max(1, TILE // len(sources)))
-        return torch.cat([_squares(tile[:, None], sources[None]).topk(count, largest=False).indices for tile in tiles])
+        squares = (_squares(tile[:, None], sources[None]) for tile in tiles)
+        return torch.cat([square.topk(count, largest=False, sorted=False).indices for square in squares])
 
     return search
 

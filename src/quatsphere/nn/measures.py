@@ -23,10 +23,13 @@ def routing_peak(weights: Float[Tensor, "b t k h"]) -> float:
     return float(weights.double().amax(2).mean() * weights.shape[2])
 
 
-def head_overlap(base: Float[Tensor, "v h 4"]) -> Float[Tensor, ""]:
-    """Σ_{h≠h'} ⟨q^h, q^h'⟩² over ordered pairs of heads, mean over the vertices of a shell."""
-    overlap = (base @ base.transpose(-1, -2)).square()
-    return (overlap.sum((-1, -2)) - overlap.diagonal(dim1=-2, dim2=-1).sum(-1)).mean()
+def head_overlap(base: Float[Tensor, "v h 4"]) -> Float[Tensor, "v"]:
+    """Σ_{h≠h'} ⟨q^h, q^h'⟩² over ordered pairs of heads, for each vertex.
+
+    Over all pairs that is ‖Q Qᵀ‖² = ‖Qᵀ Q‖² for the H x 4 matrix Q of a vertex: 4 x 4 products instead of H x H.
+    """
+    everyone = (base.transpose(-1, -2) @ base).square().sum((-1, -2))
+    return everyone - base.square().sum(-1).square().sum(-1)
 
 
 def field_motion(fields: Sequence[Tensor], previous: Sequence[Tensor] | None) -> list[float]:

@@ -44,7 +44,7 @@ class Optimisers:
             for role, names in roles.items()
             if names and role != "quaternions"
         ]
-        self.optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.peak_lr)]
+        self.optimisers: list[torch.optim.Optimizer] = [_adamw(groups, config.peak_lr)]
         if roles.get("quaternions"):
             group = {
                 "params": [parameters[name] for name in roles["quaternions"]],
@@ -95,6 +95,23 @@ class Optimisers:
                             raise CheckpointError(f"optimiser state {name}/{key} has shape {tuple(value.shape)}")
                         place = "cpu" if key == "step" else parameter.device
                         optimiser.state[parameter][key] = value.to(place).clone()
+
+
+def _adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.AdamW:
+    """AdamW; on a CPU torch's fused one, which passes over each tensor once (torch's own choice is many small steps).
+
+    A fused step changes tensors without raising their version, by which graphs know that positions have moved: the
+    hook makes up for it.
+    """
+    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+    optimiser = torch.optim.AdamW(groups, lr=lr, fused=True if on_cpu else None)
+    optimiser.register_step_post_hook(_raise_versions)
+    return optimiser
+
+
+def _raise_versions(optimiser: torch.optim.Optimizer, *_: object) -> None:
+    stepped = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    torch.autograd.graph.increment_version(stepped)
 
 
 def repel(shells: Sequence[Tensor], step: int, total: int, config: OptimConfig) -> None:

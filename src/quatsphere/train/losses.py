@@ -28,8 +28,8 @@ def cross_entropy(
 
 def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Tensor, ""]:
     """2 (1 - |⟨q_t, q_{t-1}⟩|) against the end of the previous epoch, blind to signs; mean over vertices and shells."""
-    terms = [2 * (1 - (q * old).sum(-1).abs()).mean() for q, old in zip(fields, previous, strict=True)]
-    return torch.stack(terms).mean()
+    moved = 2 * (1 - (torch.cat(list(fields)) * torch.cat(list(previous))).sum(-1).abs())
+    return _mean_of_means(moved.mean(-1), fields)
 
 
 def head_diversity(fields: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -37,7 +37,12 @@ def head_diversity(fields: Sequence[Tensor]) -> Float[Tensor, ""]:
 
     For Haar-random heads H(H-1)/4 on average (60 for 16 heads); at least H²/4 - H (48).
     """
-    return torch.stack([head_overlap(q) for q in fields]).mean()
+    return _mean_of_means(head_overlap(torch.cat(list(fields))), fields)
+
+
+def _mean_of_means(values: Float[Tensor, "v"], fields: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Every shell counts the same, for values of the vertices of all shells (they are computed in one go)."""
+    return torch.stack([shell.mean() for shell in values.split([len(q) for q in fields])]).mean()
 
 
 def beta_penalty(logits: Sequence[Tensor]) -> Float[Tensor, ""]:

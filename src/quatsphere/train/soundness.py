@@ -16,9 +16,12 @@ NORM_TOLERANCE = 1e-4
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor with a NaN or infinity; one look at the device if there is none."""
-    values = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
-    if not values or bool(torch.stack([value.abs().max().float() for _, value in values]).isfinite().all()):
+    """The name of the first tensor with a NaN or infinity; one look at the device if there is none.
+
+    A sum is not finite if one of its terms is not. The converse fails for huge numbers only: then all are looked at.
+    """
+    values = [(name, value.detach()) for name, value in named if value.is_floating_point()]
+    if not values or bool(torch.stack([value.sum(dtype=torch.float32) for _, value in values]).isfinite().all()):
         return None
     return next((name for name, value in values if not bool(value.isfinite().all())), None)
 
