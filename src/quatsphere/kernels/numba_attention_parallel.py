@@ -56,7 +56,7 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
     if items >= worthwhile(out.size):
         share_out(whole, items, out.size, room=Room(make_room, (sizes, out.dtype, False)))
         return
-    tables = make_tables(sizes, out.dtype, gradients=False)
+    tables = make_tables(sizes, out.dtype, False)
     for item in range(items):
         for number in range(2):
             room = Room(make_scratch, (sizes, out.dtype))
@@ -81,7 +81,7 @@ def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], grad
     if items >= worthwhile(size):
         share_out(whole, items, size, room=Room(make_room, (sizes, dtype, True)))
         return
-    tables = make_tables(sizes, dtype, gradients=True)
+    tables = make_tables(sizes, dtype, True)
     for item in range(items):
         for number in range(3):
             room = Room(make_scratch, (sizes, dtype))
@@ -92,19 +92,19 @@ def _chunks(vertices: int) -> int:
     return -(-vertices // CHUNK)
 
 
-def make_room(sizes: Sizes, dtype: Any, gradients: bool) -> tuple[Tables, Any]:
+def make_room(sizes: Sizes, dtype: Any, gradients: bool, shares: int = 1) -> tuple[Tables, Any]:
     """Tables for one item, and scratch."""
-    return make_tables(sizes, dtype, gradients=gradients), *make_scratch(sizes, dtype)
+    return make_tables(sizes, dtype, gradients, shares), *make_scratch(sizes, dtype, shares)
 
 
-def make_scratch(sizes: Sizes, dtype: Any) -> tuple[tuple[Any, ...]]:
+def make_scratch(sizes: Sizes, dtype: Any, shares: int = 1) -> tuple[tuple[Any, ...]]:
     """One target's scores, weights and their gradients, each (k, 8), and a vertex's sums (Q, 4, 8)."""
     k, Q = sizes.neighbours * LANES, sizes.channels * TILE
-    return (tuple(rooms((k, k, k, Q), dtype)),)
+    return (tuple(rooms((k, k, k, Q), dtype, shares)),)
 
 
-def make_tables(sizes: Sizes, dtype: Any, *, gradients: bool) -> Tables:
+def make_tables(sizes: Sizes, dtype: Any, gradients: bool, shares: int = 1) -> Tables:
     """Room for one item."""
     S, T, edges = sizes.sources * TILE, sizes.targets * TILE, sizes.targets * sizes.neighbours * LANES
     counts = (S * sizes.channels, S, T, *((T * sizes.channels, edges, edges) if gradients else (0, 0, 0)))
-    return Tables(*rooms(counts, dtype))
+    return Tables(*rooms(counts, dtype, shares))

@@ -55,8 +55,8 @@ def step(
     widths, matrices = numba_cpu_hamilton.arguments(B * T, up, down, keep_update is not None, update_scale)
     onto = numba_cpu_resample.onto_of(tokens, T, indices, None if gate is None or shares is None else gate * shares)
     post = loops.Post(widths, matrices, flat_mask(keep_update, out.numel()), onto)
-    ends = tuple(loops.Shell(*shell) for shell in shells)
-    loops.propagate_all(ends, inputs, sizes, post, flat(aggregated), flat(out))
+    ends = loops.Shell(*shells[0]), loops.Shell(*shells[1])
+    loops.propagate_all(loops.StepProblem(ends, inputs, sizes, post), flat(aggregated), flat(out))
     return out, rows, fields[0], fields[1], aggregated
 
 

@@ -291,11 +291,11 @@ def tile_count(sizes: FieldSizes) -> int:
     return -(-sizes.vertices // LANES)
 
 
-def make_scratch(sizes: FieldSizes, dtype: Any) -> tuple[FieldScratch]:
+def make_scratch(sizes: FieldSizes, dtype: Any, shares: int = 1) -> tuple[FieldScratch]:
     """What a share needs for itself."""
     tile = LANES * sizes.blocks
     counts = (LANES * sizes.heads * sizes.width, sizes.numbers, LANES * TRIPLE, tile * TILE, tile * LANES)
-    return (FieldScratch(*rooms(counts, dtype)),)
+    return (FieldScratch(*rooms(counts, dtype, shares)),)
 
 
 def perturb_all(sizes: FieldSizes, bound: float, arrays: FieldArrays) -> None:

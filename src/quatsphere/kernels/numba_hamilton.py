@@ -316,10 +316,10 @@ def item_count(widths: Widths) -> int:
     return chunk_count(widths) * -(-widths.heads // HEADS)
 
 
-def make_block(widths: Widths, dtype: Any) -> tuple[Block]:
+def make_block(widths: Widths, dtype: Any, shares: int = 1) -> tuple[Block]:
     """What a share needs for itself."""
     narrow, wide = TOKENS * widths.narrow, TOKENS * widths.wide
-    return (Block(*rooms((*[narrow] * 7, wide, wide), dtype)),)
+    return (Block(*rooms((*[narrow] * 7, wide, wide), dtype, shares)),)
 
 
 def feed_forward_all(widths: Widths, matrices: Matrices, x: Any, keep: Any, onto: Onto, out: Any) -> None:

@@ -8,15 +8,18 @@ same order within a result: the bits are the same.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from quatsphere.kernels import numba_attention_parallel as attention
 from quatsphere.kernels import numba_field as field
 from quatsphere.kernels import numba_hamilton as hamilton
 from quatsphere.kernels.numba_attention import Inputs, Sizes, attend_targets, lift_sources
 from quatsphere.kernels.numba_field import FieldArrays, FieldSizes, perturb_part
-from quatsphere.kernels.numba_hamilton import Matrices, Widths, feed_part, make_block
+from quatsphere.kernels.numba_hamilton import Matrices, Widths, feed_part
 from quatsphere.kernels.numba_rows import Onto
-from quatsphere.kernels.numba_threads import Part, Room, compiled, share_out, worthwhile
-from quatsphere.kernels.numba_vector import LANES
+from quatsphere.kernels.numba_team import part_of, run_team, take_share
+from quatsphere.kernels.numba_threads import Room, compiled, openmp_address, room_of, worthwhile
+from quatsphere.kernels.numba_vector import LANES, inner
 
 WORK = 8
 """What a number of the result costs here, in numbers that other loops write: a step of one image is worth two threads."""
@@ -39,9 +42,19 @@ class Post(NamedTuple):
     onto: Onto
 
 
-@compiled
-def propagate(images, blocks, shells, inputs, sizes, post, room, aggregated, out):  # type: ignore[no-untyped-def]
+class StepProblem(NamedTuple):
+    """Everything a step reads."""
+
+    shells: tuple[Shell, Shell]
+    inputs: Inputs
+    sizes: Sizes
+    post: Post
+
+
+@inner
+def propagate(images, blocks, problem, room, aggregated, out):  # type: ignore[no-untyped-def]
     """The step for these images and blocks of heads; room = (field's, tables, kernel's, Hamilton block's)."""
+    shells, inputs, sizes, post = problem
     heads = blocks[0] * LANES, min(blocks[1] * LANES, sizes.heads)
     for shell in shells:
         tiles = 0, (shell.sizes.vertices + LANES - 1) // LANES
@@ -56,30 +69,45 @@ def propagate(images, blocks, shells, inputs, sizes, post, room, aggregated, out
     feed_part(tokens, heads, widths, post.matrices, room[3], aggregated, post.keep, post.onto, out)
 
 
-def propagate_all(shells: tuple[Shell, Shell], inputs: Inputs, sizes: Sizes, post: Post, aggregated: Any, out: Any) -> None:
+@inner
+def propagate_shares(arguments):  # type: ignore[no-untyped-def]
+    """The shares that this thread gets, of images or of blocks of heads."""
+    counter, shares, by_images, problem, room, aggregated, out = arguments
+    sizes = problem[2]
+    images, blocks = sizes.images, (sizes.heads + LANES - 1) // LANES
+    share = take_share(counter)
+    while share < shares:
+        some_images, some_blocks = (0, images), (0, blocks)
+        if by_images:
+            some_images = images * share // shares, images * (share + 1) // shares
+        else:
+            some_blocks = blocks * share // shares, blocks * (share + 1) // shares
+        propagate(some_images, some_blocks, problem, part_of(room, share, shares), aggregated, out)
+        share = take_share(counter)
+
+
+@compiled
+def propagate_by_team(openmp, threads, counter, by_images, problem, room, aggregated, out):  # type: ignore[no-untyped-def]
+    """The step shared out over torch's threads."""
+    run_team(openmp, threads, propagate_shares, (counter, threads, by_images, problem, room, aggregated, out))
+
+
+def propagate_all(problem: StepProblem, aggregated: Any, out: Any) -> None:
     """The step of all images, shared out whole; where that gives too few shares, part by part."""
-    images, blocks = (0, sizes.images), (0, sizes.blocks)
-
-    def some_images(part: Part, *room: Any) -> None:
-        propagate(part, blocks, shells, inputs, sizes, post, room, aggregated, out)
-
-    def some_heads(part: Part, *room: Any) -> None:
-        propagate(images, part, shells, inputs, sizes, post, room, aggregated, out)
-
-    room = Room(_make_room, (shells[0].sizes, sizes, post.widths, out.dtype))
-    threads = worthwhile(out.size * WORK)
-    if sizes.images >= threads:
-        share_out(some_images, sizes.images, out.size * WORK, room=room)
-    elif sizes.blocks >= threads:
-        share_out(some_heads, sizes.blocks, out.size * WORK, room=room)
-    else:
-        for shell in shells:
-            field.perturb_all(*shell)
-        attention.attend(inputs, sizes, aggregated)
-        hamilton.feed_forward_all(post.widths, post.matrices, aggregated, post.keep, post.onto, out)
+    sizes, post = problem.sizes, problem.post
+    threads, openmp = worthwhile(out.size * WORK), openmp_address()
+    if openmp and max(sizes.images, sizes.blocks) >= threads:
+        room = room_of(0, Room(_make_room, (problem.shells[0].sizes, sizes, post.widths, out.dtype, threads)))
+        by_images = sizes.images >= threads
+        propagate_by_team(openmp, threads, np.zeros(1, np.int64), by_images, problem, room, aggregated, out)
+        return
+    for shell in problem.shells:
+        field.perturb_all(*shell)
+    attention.attend(problem.inputs, sizes, aggregated)
+    hamilton.feed_forward_all(post.widths, post.matrices, aggregated, post.keep, post.onto, out)
 
 
-def _make_room(source: FieldSizes, sizes: Sizes, widths: Widths, dtype: Any) -> tuple[Any, ...]:
-    """What a share needs for itself."""
-    kernel = attention.make_room(sizes, dtype, gradients=False)
-    return *field.make_scratch(source, dtype), *kernel, *make_block(widths, dtype)
+def _make_room(source: FieldSizes, sizes: Sizes, widths: Widths, dtype: Any, shares: int) -> tuple[Any, ...]:
+    """What the shares need for themselves, side by side in each array."""
+    kernel = attention.make_room(sizes, dtype, False, shares)
+    return *field.make_scratch(source, dtype, shares), *kernel, *hamilton.make_block(widths, dtype, shares)

@@ -43,6 +43,11 @@ def _find_openmp() -> ctypes.CDLL | None:
 _openmp = _find_openmp()
 
 
+def openmp_address() -> int:
+    """Where torch's OpenMP begins a parallel region, for compiled code that calls it; 0 if there is none."""
+    return 0 if _openmp is None else ctypes.cast(_openmp.GOMP_parallel, ctypes.c_void_p).value or 0
+
+
 def _after_fork() -> None:
     global _openmp
     _openmp = None
@@ -79,7 +84,7 @@ def share_out(function: Callable[..., None], count: int, size: int, *arguments: 
     per thread that is worth it, each with room of its own."""
     shares = min(worthwhile(size), max(1, count))
     calls = [
-        ((count * share // shares, count * (share + 1) // shares), *arguments, *_room_of(share, room))
+        ((count * share // shares, count * (share + 1) // shares), *arguments, *room_of(share, room))
         for share in range(shares)
     ]
     if shares == 1:
@@ -92,7 +97,7 @@ def share_out(function: Callable[..., None], count: int, size: int, *arguments: 
         list(_pools[shares].map(lambda call: function(*call), calls))
 
 
-def _room_of(share: int, room: Room) -> tuple[Any, ...]:
+def room_of(share: int, room: Room) -> tuple[Any, ...]:
     """A share's room; small ones are kept for the next call of this thread, which waits until all shares are done."""
     if not room.key:
         return ()
@@ -125,10 +130,11 @@ def _run_on_openmp(library: ctypes.CDLL, function: Callable[..., None], calls: l
         raise errors[0]
 
 
-def rooms(counts: Sequence[int], dtype: Any) -> list[Any]:
-    """Arrays for a thread's intermediate numbers, cut from one; each begins with a cache line, so that no vector lies
-    across two."""
+def rooms(counts: Sequence[int], dtype: Any, shares: int = 1) -> list[Any]:
+    """Arrays for intermediate numbers, cut from one; each, and in it the part of each of the shares, begins with a
+    cache line, so that no vector lies across two."""
     size = np.dtype(dtype).itemsize
+    counts = counts if shares == 1 else [shares * (count + -count % (LINE // size)) for count in counts]
     sizes = [count * size + -count * size % LINE for count in counts]
     raw = np.empty(sum(sizes) + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
