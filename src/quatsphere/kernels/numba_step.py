@@ -17,12 +17,17 @@ from quatsphere.kernels.numba_attention import Inputs, Sizes, attend_targets, li
 from quatsphere.kernels.numba_field import FieldArrays, FieldSizes, perturb_part
 from quatsphere.kernels.numba_hamilton import Matrices, Widths, feed_part
 from quatsphere.kernels.numba_rows import Onto
-from quatsphere.kernels.numba_team import part_of, run_team, take_share
+from quatsphere.kernels.numba_team import part_of, run_team, take_number
 from quatsphere.kernels.numba_threads import Room, compiled, openmp_address, room_of, worthwhile
 from quatsphere.kernels.numba_vector import LANES, inner
 
 WORK = 8
 """What a number of the result costs here, in numbers that other loops write: a step of one image is worth two threads."""
+
+
+IMAGES = 3
+"""Images that a thread takes through the step together, while they are in its cache: with whole blocks of tokens, if
+their vertices come in eights."""
 
 
 class Shell(NamedTuple):
@@ -71,25 +76,27 @@ def propagate(images, blocks, problem, room, aggregated, out):  # type: ignore[n
 
 @inner
 def propagate_shares(arguments):  # type: ignore[no-untyped-def]
-    """The shares that this thread gets, of images or of blocks of heads."""
-    counter, shares, by_images, problem, room, aggregated, out = arguments
-    sizes = problem[2]
+    """The shares that this thread gets: `some` images, or without images to share out a block of heads."""
+    counters, threads, some, problem, room, aggregated, out = arguments
+    sizes = problem.sizes
     images, blocks = sizes.images, (sizes.heads + LANES - 1) // LANES
-    share = take_share(counter)
+    shares = (images + some - 1) // some if some > 0 else blocks
+    zero, own = images - images, part_of(room, take_number(counters, 1), threads)
+    share = take_number(counters, 0)
     while share < shares:
-        some_images, some_blocks = (0, images), (0, blocks)
-        if by_images:
-            some_images = images * share // shares, images * (share + 1) // shares
+        some_images, some_blocks = (zero, images), (zero, blocks)
+        if some > 0:
+            some_images = share * some, min((share + 1) * some, images)
         else:
-            some_blocks = blocks * share // shares, blocks * (share + 1) // shares
-        propagate(some_images, some_blocks, problem, part_of(room, share, shares), aggregated, out)
-        share = take_share(counter)
+            some_blocks = share, share + 1
+        propagate(some_images, some_blocks, problem, own, aggregated, out)
+        share = take_number(counters, 0)
 
 
 @compiled
-def propagate_by_team(openmp, threads, counter, by_images, problem, room, aggregated, out):  # type: ignore[no-untyped-def]
+def propagate_by_team(openmp, threads, counters, some, problem, room, aggregated, out):  # type: ignore[no-untyped-def]
     """The step shared out over torch's threads."""
-    run_team(openmp, threads, propagate_shares, (counter, threads, by_images, problem, room, aggregated, out))
+    run_team(openmp, threads, propagate_shares, (counters, threads, some, problem, room, aggregated, out))
 
 
 def propagate_all(problem: StepProblem, aggregated: Any, out: Any) -> None:
@@ -98,8 +105,8 @@ def propagate_all(problem: StepProblem, aggregated: Any, out: Any) -> None:
     threads, openmp = worthwhile(out.size * WORK), openmp_address()
     if openmp and max(sizes.images, sizes.blocks) >= threads:
         room = room_of(0, Room(_make_room, (problem.shells[0].sizes, sizes, post.widths, out.dtype, threads)))
-        by_images = sizes.images >= threads
-        propagate_by_team(openmp, threads, np.zeros(1, np.int64), by_images, problem, room, aggregated, out)
+        some = 0 if sizes.images < threads else min(IMAGES, -(-sizes.images // threads))
+        propagate_by_team(openmp, threads, np.zeros(2, np.int64), some, problem, room, aggregated, out)
         return
     for shell in problem.shells:
         field.perturb_all(*shell)

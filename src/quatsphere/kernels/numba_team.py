@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
-from quatsphere.kernels.numba_vector import instruction, ir
+from quatsphere.kernels.numba_vector import address_of, instruction, ir
 
 
 @instruction
@@ -63,11 +63,11 @@ def part_of(typingctx: Any, room: Any, share: Any, shares: Any) -> Any:
 
 
 @instruction
-def take_share(typingctx: Any, counter: Any) -> Any:
-    """The next number of an array that holds one integer, each to one thread only."""
+def take_number(typingctx: Any, counters: Any, index: Any) -> Any:
+    """counters[index], one more for the next: each number goes to one thread only."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = cgutils.create_struct_proxy(counter)(context, builder, value=args[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "seq_cst")
+        place = address_of(context, builder, counters, args[0], args[1])
+        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
 
-    return types.int64(counter), code
+    return types.int64(counters, types.intp), code
