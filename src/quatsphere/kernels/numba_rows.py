@@ -41,11 +41,14 @@ def copy_row(width, row, at, out, to):  # type: ignore[no-untyped-def]
 @inner
 def add_residual(onto, first, count, width, shift, channels, table, row):  # type: ignore[no-untyped-def]
     """table (count, row) plus numbers shift..shift + channels of the rows that tokens first.. are added to."""
+    image, vertex = first // onto.targets, first % onto.targets
     for number in range(count):
-        image, vertex = divmod(first + number, onto.targets)
         rows, at = image * onto.sources, number * row
         if onto.terms == 0:
             add_row(channels, 1.0, onto.x, (rows + vertex) * width + shift, table, at, table, at)
         for place in range(vertex * onto.terms, (vertex + 1) * onto.terms):
             source = (rows + onto.indices[place]) * width + shift
             add_row(channels, onto.shares[place], onto.x, source, table, at, table, at)
+        vertex += 1
+        if vertex == onto.targets:
+            image, vertex = image + 1, 0

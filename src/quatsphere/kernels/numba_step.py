@@ -19,7 +19,7 @@ from quatsphere.kernels.numba_hamilton import Matrices, Widths, feed_part
 from quatsphere.kernels.numba_rows import Onto
 from quatsphere.kernels.numba_team import part_of, run_team, take_number
 from quatsphere.kernels.numba_threads import Room, compiled, openmp_address, room_of, worthwhile
-from quatsphere.kernels.numba_vector import LANES, inner
+from quatsphere.kernels.numba_vector import LANES, inner, separate
 
 WORK = 8
 """What a number of the result costs here, in numbers that other loops write: a step of one image is worth two threads."""
@@ -56,22 +56,41 @@ class StepProblem(NamedTuple):
     post: Post
 
 
+@separate
+def make_field(images, blocks, shell, scratch):  # type: ignore[no-untyped-def]
+    """The field of one end."""
+    tiles = 0, (shell.sizes.vertices + LANES - 1) // LANES
+    perturb_part(tiles, images, blocks, shell.sizes, shell.bound, shell.arrays, scratch)
+
+
+@separate
+def attend_part(images, blocks, inputs, sizes, tables, scratch, out):  # type: ignore[no-untyped-def]
+    """The kernel for these images and blocks of heads."""
+    every = (sizes.heads + LANES - 1) // LANES
+    for image in range(*images):
+        for block in range(*blocks):
+            item, zero = image * every + block, block - block
+            lift_sources(inputs, sizes, item, zero, sizes.sources, tables)
+            attend_targets(inputs, sizes, item, zero, sizes.targets, tables, scratch, out)
+
+
+@separate
+def feed_images(images, heads, sizes, post, block, x, out):  # type: ignore[no-untyped-def]
+    """Hamilton block and residual of these images and heads; blocks of tokens end with the images."""
+    w, tokens = post.widths, (images[0] * sizes.targets, images[1] * sizes.targets)
+    widths = Widths(tokens[1], w.heads, w.channels, w.narrow, w.wide, w.dropped, w.keep_scale)
+    feed_part(tokens, heads, widths, post.matrices, block, x, post.keep, post.onto, out)
+
+
 @inner
 def propagate(images, blocks, problem, room, aggregated, out):  # type: ignore[no-untyped-def]
     """The step for these images and blocks of heads; room = (field's, tables, kernel's, Hamilton block's)."""
     shells, inputs, sizes, post = problem
+    make_field(images, blocks, shells[0], room[0])
+    make_field(images, blocks, shells[1], room[0])
+    attend_part(images, blocks, inputs, sizes, room[1], room[2], aggregated)
     heads = blocks[0] * LANES, min(blocks[1] * LANES, sizes.heads)
-    for shell in shells:
-        tiles = 0, (shell.sizes.vertices + LANES - 1) // LANES
-        perturb_part(tiles, images, blocks, shell.sizes, shell.bound, shell.arrays, room[0])
-    for image in range(*images):
-        for block in range(*blocks):
-            item, zero = image * ((sizes.heads + LANES - 1) // LANES) + block, block - block
-            lift_sources(inputs, sizes, item, zero, sizes.sources, room[1])
-            attend_targets(inputs, sizes, item, zero, sizes.targets, room[1], room[2], aggregated)
-    w, tokens = post.widths, (images[0] * sizes.targets, images[1] * sizes.targets)
-    widths = Widths(tokens[1], w.heads, w.channels, w.narrow, w.wide, w.dropped, w.keep_scale)
-    feed_part(tokens, heads, widths, post.matrices, room[3], aggregated, post.keep, post.onto, out)
+    feed_images(images, heads, sizes, post, room[3], aggregated, out)
 
 
 @inner

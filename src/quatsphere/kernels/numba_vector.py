@@ -27,19 +27,25 @@ def many_registers() -> bool:
     return "+avx512f" in get_host_cpu_features()
 
 
+INNER: dict[str, Any] = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "error_model": "numpy",
+    "_nrt": False,
+}
+
+
 def inner(function: Callable[..., Any]) -> Any:
     """Decorator of functions that only compiled code calls: no Python entry, which halves the time to compile.
 
     Under pytest jaxtyping has wrapped the function by now; Numba wants the bare one.
     """
-    options: dict[str, Any] = {
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "error_model": "numpy",
-        "_nrt": False,
-        "forceinline": True,
-    }
-    return njit(**options)(inspect.unwrap(function))
+    return njit(**INNER, forceinline=True)(inspect.unwrap(function))
+
+
+def separate(function: Callable[..., Any]) -> Any:
+    """As `inner`, but a call stays a call: large loops come out best when they are compiled alone."""
+    return njit(**INNER)(inspect.unwrap(function))
 
 
 def instruction(function: Callable[..., Any]) -> Any:
