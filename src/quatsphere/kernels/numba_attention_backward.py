@@ -29,6 +29,7 @@ from quatsphere.kernels.numba_attention import (
 )
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen
 from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
+from quatsphere.kernels.numba_rows import add_back
 from quatsphere.kernels.numba_transport import (
     IDENTITY,
     SANDWICH,
@@ -42,11 +43,12 @@ from quatsphere.kernels.numba_transport import (
     rotation,
     turn,
 )
-from quatsphere.kernels.numba_vector import LANES, fma, inner, lane, load, splat, store, where_less
+from quatsphere.kernels.numba_vector import LANES, WIDE, fma, inner, lane, load, load_wide, splat, store, where_less
 
 
 class Gradients(NamedTuple):
-    """Where gradients go, flat. Those of beta are per (item, chunk, lane), of directions per (item, vertex, 3)."""
+    """Where gradients go, flat. Those of beta are per (item, chunk, lane), of directions per (item, vertex, 3), of the
+    residual's gate per (item, chunk of sources, 16)."""
 
     target_field: Any
     source_field: Any
@@ -54,6 +56,7 @@ class Gradients(NamedTuple):
     beta: Any
     target_directions: Any
     source_directions: Any
+    gate: Any
 
 
 @inner
@@ -193,10 +196,11 @@ def source_directions_gradient(inputs, vertex, key_gradient, count, out, at):  #
 
 
 @inner
-def source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, gradients):  # type: ignore[no-untyped-def]
-    """Sources start..stop: dx_j, dq_j and dp_j from what their listeners wrote."""
+def source_gradients(inputs, sizes, item, start, stop, chunk, graph, told, tables, scratch, gradients):  # type: ignore[no-untyped-def]
+    """Sources start..stop: dx_j, dq_j and dp_j from what their listeners wrote, with what the residual tells back."""
     image, first, count = item_heads(sizes, item)
     zero = splat(tables.kept, 0.0)
+    gate = splat(load_wide(gradients.features, start - start), 0.0)
     for vertex in range(start, stop):
         fetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         fetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
@@ -222,3 +226,8 @@ def source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, g
             through_key = (zero, zero, zero, zero)
         at = ((image * sizes.sources + vertex) * sizes.heads + first) * 4
         store_quaternions(gradients.source_field, at, 4, count, field_gradient(torque, q, through_key))
+        if told.targets > 0:
+            left, numbers = first * stride, count * stride
+            gate = gate + add_back(told, image, vertex, left, numbers, gradients.features, offset)
+    if told.targets > 0:
+        store(gradients.gate, chunk * WIDE, gate)

@@ -10,6 +10,7 @@ from typing import Any
 from quatsphere.kernels.numba_attention import Inputs, Sizes, Tables, attend_targets, lift_sources
 from quatsphere.kernels.numba_attention_backward import Gradients, source_gradients, target_gradients
 from quatsphere.kernels.numba_neighbours import reverse_graph
+from quatsphere.kernels.numba_rows import Told
 from quatsphere.kernels.numba_threads import Part, Room, compiled, rooms, share_out, worthwhile
 from quatsphere.kernels.numba_transport import TILE
 from quatsphere.kernels.numba_vector import LANES
@@ -29,17 +30,18 @@ def lift_and_attend(items, source_chunks, target_chunks, inputs, sizes, tables, 
 
 
 @compiled
-def lift_and_differentiate(items, lifts, targets, sources, inputs, sizes, outputs, graph, tables, scratch, gradients):  # type: ignore[no-untyped-def]
+def lift_and_differentiate(items, lifts, targets, sources, inputs, sizes, outputs, graph, told, gradients, tables, scratch):  # type: ignore[no-untyped-def]
     """For each item lift these chunks of its sources, then the gradients of these target and source chunks."""
-    chunks = (sizes.targets + CHUNK - 1) // CHUNK
+    chunks, source_chunks = (sizes.targets + CHUNK - 1) // CHUNK, (sizes.sources + CHUNK - 1) // CHUNK
     for item in range(*items):
         start, stop = lifts[0] * CHUNK, min(lifts[1] * CHUNK, sizes.sources)
         lift_sources(inputs, sizes, item, start, stop, tables)
         for chunk in range(*targets):
             start, stop, number = chunk * CHUNK, min((chunk + 1) * CHUNK, sizes.targets), item * chunks + chunk
             target_gradients(inputs, sizes, item, start, stop, number, outputs, tables, scratch, gradients)
-        start, stop = sources[0] * CHUNK, min(sources[1] * CHUNK, sizes.sources)
-        source_gradients(inputs, sizes, item, start, stop, graph, tables, scratch, gradients)
+        for chunk in range(*sources):
+            start, stop, number = chunk * CHUNK, min((chunk + 1) * CHUNK, sizes.sources), item * source_chunks + chunk
+            source_gradients(inputs, sizes, item, start, stop, number, graph, told, tables, scratch, gradients)
 
 
 def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
@@ -63,14 +65,16 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
             share_out(phase, chunks[number], out.size // items, number, item, tables, room=room)
 
 
-def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], gradients: Gradients) -> None:
-    """All gradients from outputs = (output, its gradient)."""
+def attend_backward(
+    inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], told: Told, gradients: Gradients
+) -> None:
+    """All gradients from outputs = (output, its gradient); what a residual tells back is added to the features'."""
     items, size, dtype = sizes.images * sizes.blocks, outputs[0].size, outputs[0].dtype
     chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
     graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
     def run(part: Part, pieces: list[Part], tables: Tables, scratch: Any) -> None:
-        lift_and_differentiate(part, *pieces, inputs, sizes, outputs, graph, tables, scratch, gradients)
+        lift_and_differentiate(part, *pieces, inputs, sizes, outputs, graph, told, gradients, tables, scratch)
 
     def whole(part: Part, tables: Tables, scratch: Any) -> None:
         run(part, [(0, count) for count in chunks], tables, scratch)

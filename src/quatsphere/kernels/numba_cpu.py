@@ -80,24 +80,55 @@ def attend_backward(
     keep_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (target_field, source_field, features, beta, target_directions, source_directions)."""
+    tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
+    return differentiate(gradient, out, tensors, (routing, transport, keep_scale), None)[:6]
+
+
+def differentiate(
+    gradient: Tensor, out: Tensor, tensors: tuple[Tensor | None, ...], rules: tuple[int, int, float], told: Any
+) -> tuple[Tensor, ...]:
+    """The six gradients of `attend_backward` and that of a residual's gate; what the residual tells back (`Told` of the
+    compiled loops) is added to the features' gradient."""
     from quatsphere.kernels import numba_attention_parallel as loops
     from quatsphere.kernels.numba_attention_backward import Gradients
 
-    tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    inputs, sizes = arguments(tensors, routing, transport, keep_scale)
-    items, chunks = sizes.images * sizes.blocks, -(-sizes.targets // loops.CHUNK)
-    geometric = ROUTINGS[routing] == "geometric"
+    target_field, source_field, features, *_ = tensors
+    assert target_field is not None
+    assert source_field is not None
+    assert features is not None
+    inputs, sizes = arguments(tensors, *rules)
+    items, chunks = sizes.images * sizes.blocks, [-(-count // loops.CHUNK) for count in (sizes.targets, sizes.sources)]
+    geometric = ROUTINGS[rules[0]] == "geometric"
     into = (
         torch.empty_like(target_field, memory_format=torch.contiguous_format),
         torch.empty_like(source_field, memory_format=torch.contiguous_format),
         torch.empty_like(features, memory_format=torch.contiguous_format),
-        features.new_empty(sizes.images, sizes.blocks, chunks, LANES),
+        features.new_empty(sizes.images, sizes.blocks, chunks[0], LANES),
         features.new_empty(items if geometric else 0, sizes.targets, 3),
         features.new_empty(items if geometric else 0, sizes.sources, 3),
+        features.new_empty(0 if told is None else items, chunks[1], 2 * LANES),
     )
-    loops.attend_backward(inputs, sizes, (flat(out), flat(gradient)), Gradients(*map(flat, into)))
+    back = told or no_residual(features)
+    loops.attend_backward(inputs, sizes, (flat(out), flat(gradient)), back, Gradients(*map(flat, into)))
     beta_gradient = sum_in_order(into[3], (0, 2)).reshape(-1)[: sizes.heads]
-    return into[0], into[1], into[2], beta_gradient.clone(), sum_in_order(into[4], 0), sum_in_order(into[5], 0)
+    directions = sum_in_order(into[4], 0), sum_in_order(into[5], 0)
+    return *into[:3], beta_gradient.clone(), *directions, sum_in_order(into[6], (0, 1, 2))
+
+
+def no_residual(like: Tensor) -> Any:
+    """`Told` of a kernel that stands alone."""
+    return told_back(like.new_empty(0, 0, 0), like.new_empty(0, 0, 0), None, None, 1.0)
+
+
+def told_back(gradient: Tensor, x: Tensor, indices: Tensor | None, shares: Tensor | None, gate: float) -> Any:
+    """`Told` of the compiled loops: what a residual from x (B, S, d) with this gradient (B, T, d) tells back."""
+    from quatsphere.kernels.numba_neighbours import reverse_graph
+    from quatsphere.kernels.numba_rows import Told
+
+    if indices is None or shares is None:
+        indices, shares = torch.empty(0, 1, dtype=torch.int64), x.new_empty(0)
+    graph = reverse_graph(flat(indices), indices.shape[1], x.shape[1])
+    return Told(flat(gradient), flat(x), graph, flat(shares.to(x.dtype)), gate, gradient.shape[1], gradient.shape[2])
 
 
 @attend.register_fake

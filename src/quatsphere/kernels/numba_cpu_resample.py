@@ -17,7 +17,7 @@ def resample(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 @torch.library.custom_op("quatsphere::resample_back", mutates_args=(), device_types="cpu")
 def resample_back(gradient: Tensor, indices: Tensor, weights: Tensor, sources: int) -> Tensor:
     """Σ over (i, m) with n(i,m) = j of w_im g_i: (B, T, d) -> (B, sources, d)."""
-    return scatter(gradient, indices, weights, gradient.new_ones(1), sources, None)[0]
+    return _scatter(gradient, indices, weights, gradient.new_ones(1), sources, None)[0]
 
 
 @torch.library.custom_op("quatsphere::resample_onto", mutates_args=(), device_types="cpu")
@@ -31,7 +31,7 @@ def resample_onto_backward(
     gradient: Tensor, gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of (gate, x): ⟨g, R x⟩ = ⟨Rᵀ g, x⟩, so one pass gives both; that of `onto` is g itself."""
-    back, product = scatter(gradient, indices, weights, gate, x.shape[1], x)
+    back, product = _scatter(gradient, indices, weights, gate, x.shape[1], x)
     return product, back
 
 
@@ -56,23 +56,16 @@ def onto_of(x: Tensor, targets: int, indices: Tensor | None, shares: Tensor | No
     return Onto(flat(x), flat(indices), flat(shares.to(x.dtype)), targets, x.shape[1], indices.shape[1])
 
 
-def scatter(
-    gradient: Tensor,
-    indices: Tensor,
-    weights: Tensor,
-    scale: Tensor,
-    sources: int,
-    x: Tensor | None,
-    onto: Tensor | None = None,
+def _scatter(
+    gradient: Tensor, indices: Tensor, weights: Tensor, scale: Tensor, sources: int, x: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(scale Rᵀ g, ⟨Rᵀ g, x⟩ if there is an x); the first is added to `onto`, in place, if that is given."""
+    """(scale Rᵀ g, ⟨Rᵀ g, x⟩ if there is an x)."""
     from quatsphere.kernels import numba_resample as loops
 
     check_neighbours(indices, sources)
     images, targets, width = gradient.shape
-    sizes = loops.Sizes(targets, sources, indices.shape[1], width, x is not None, onto is not None)
-    out = gradient.new_empty(images, sources, width) if onto is None else onto
-    products = gradient.new_empty(images, LANES)
+    sizes = loops.Sizes(targets, sources, indices.shape[1], width, x is not None)
+    out, products = gradient.new_empty(images, sources, width), gradient.new_empty(images, LANES)
     other = gradient.new_empty(0) if x is None else x
     arrays = map(flat, (indices, weights.to(gradient.dtype), scale, gradient, other, out, products))
     loops.scatter_all(sizes, images, *arrays)

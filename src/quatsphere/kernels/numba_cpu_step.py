@@ -95,35 +95,25 @@ def step_backward(
     there, up_gradient, down_gradient = numba_cpu_hamilton.feed_forward_backward(
         gradient.unflatten(2, by_head), aggregated.unflatten(2, by_head), up, down, keep_update, update_scale
     )
-    felt, told, back, beta_gradient, _, _ = numba_cpu.attend_backward(
-        there.unflatten(3, (-1, 4)),
-        aggregated.unflatten(2, quaternions),
-        source_field if within else target_field,
-        source_field,
-        tokens.unflatten(2, quaternions),
-        neighbours,
-        beta,
-        keep_edges,
-        None,
-        None,
-        routing,
-        transport,
-        edge_scale,
+    residual = numba_cpu.told_back(gradient, tokens, indices, shares, 1.0 if gate is None else float(gate))
+    field = source_field if within else target_field
+    features, heard = tokens.unflatten(2, quaternions), aggregated.unflatten(2, quaternions)
+    tensors = (field, source_field, features, neighbours, beta, keep_edges, None, None)
+    rules = (routing, transport, edge_scale)
+    felt, told, back, beta_gradient, _, _, gate_gradient = numba_cpu.differentiate(
+        there.unflatten(3, (-1, 4)), heard, tensors, rules, residual
     )
     found = numba_cpu_field.perturb_backward(
         told.add_(felt) if within else told,
         nothing if within else felt,
         rows, inner, weight, bias, bounds, source, target, indices, shares,
     )  # fmt: skip
-    back, gate_gradient = back.flatten(2), nothing
-    if gate is None or indices is None or shares is None:
-        back.add_(gradient)
-    else:
-        _, gate_gradient = numba_cpu_resample.scatter(gradient, indices, shares, gate, tokens.shape[1], tokens, back)
+    back = back.flatten(2)
     row_gradient = found[0].flatten(0, 1)
     back.flatten(0, 1).addmm_(row_gradient, first)
     first_gradient = torch.mm(row_gradient.t(), tokens.flatten(0, 1))
-    return [back, first_gradient, *found[1:], beta_gradient, up_gradient, down_gradient, gate_gradient]
+    gates = nothing if gate is None else gate_gradient
+    return [back, first_gradient, *found[1:], beta_gradient, up_gradient, down_gradient, gates]
 
 
 @step.register_fake

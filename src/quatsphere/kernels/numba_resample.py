@@ -8,15 +8,14 @@ from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, spre
 
 
 class Sizes(NamedTuple):
-    """Targets, sources, terms of each sum, numbers per row, whether there is a second operand: the tensor that
-    `gather` adds to, or the one that `scatter` multiplies with; whether `scatter` adds to what is there."""
+    """Targets, sources, terms of each sum, numbers per row, and whether there is a second operand: the tensor that
+    `gather` adds to, or the one that `scatter` multiplies with."""
 
     targets: int
     sources: int
     terms: int
     width: int
     second: bool
-    adds: bool = False
 
 
 @inner
@@ -57,8 +56,7 @@ def scatter_row(sizes, graph, weights, scale, gradient, x, out, image, source): 
         for number in edges:
             row = (first + graph.listeners[number]) * sizes.width
             total = fma(spread(weights, graph.edges[number]), load(gradient, row + channel), total)
-        before = load(out, at + channel) if sizes.adds else splat(gradient, 0.0)
-        store(out, at + channel, fma(splat(gradient, scale), total, before))
+        store(out, at + channel, splat(gradient, scale) * total)
         if sizes.second:
             product = fma(total, load(x, at + channel), product)
     for channel in range(whole, sizes.width):
@@ -66,7 +64,7 @@ def scatter_row(sizes, graph, weights, scale, gradient, x, out, image, source): 
         for number in edges:
             row = (first + graph.listeners[number]) * sizes.width
             rest += weights[graph.edges[number]] * gradient[row + channel]
-        out[at + channel] = (out[at + channel] if sizes.adds else 0.0 * rest) + scale * rest
+        out[at + channel] = scale * rest
         if sizes.second:
             product = product + splat(gradient, rest * x[at + channel] / LANES)
     return product

@@ -17,6 +17,20 @@ class Onto(NamedTuple):
     terms: int
 
 
+class Told(NamedTuple):
+    """What a step's residual tells its sources back: the gradient of its result (B, targets, width), the tokens x (B,
+    S, width), of a mixture the reversed graph, its shares and the gate; without edges each source has its own row,
+    without targets nothing."""
+
+    gradient: Any
+    x: Any
+    graph: Any
+    shares: Any
+    gate: float
+    targets: int
+    width: int
+
+
 @inner
 def add_row(width, share, row, at, onto, base, out, to):  # type: ignore[no-untyped-def]
     """out[to:] = onto[base:] + share row[at:], `width` numbers."""
@@ -52,3 +66,37 @@ def add_residual(onto, first, count, width, shift, channels, table, row):  # typ
         vertex += 1
         if vertex == onto.targets:
             image, vertex = image + 1, 0
+
+
+@inner
+def add_mixture_back(told, first, vertex, left, count, out, at):  # type: ignore[no-untyped-def]
+    """out[at:] += gate s with s = Σ share * gradient over the edges into a source; returns ⟨s, x⟩ by lanes."""
+    edges, whole = range(told.graph.offsets[vertex], told.graph.offsets[vertex + 1]), count - count % WIDE
+    zero = splat(load_wide(out, at - at), 0.0)
+    product = zero
+    for channel in range(0, whole, WIDE):
+        total = zero
+        for number in edges:
+            row = (first + told.graph.listeners[number]) * told.width + left
+            share = splat(zero, told.shares[told.graph.edges[number]])
+            total = fma(share, load_wide(told.gradient, row + channel), total)
+        store(out, at + channel, fma(splat(zero, told.gate), total, load_wide(out, at + channel)))
+        product = fma(total, load_wide(told.x, at + channel), product)
+    for channel in range(whole, count):
+        rest = 0.0 * out[at + channel]
+        for number in edges:
+            row = (first + told.graph.listeners[number]) * told.width + left
+            rest += told.shares[told.graph.edges[number]] * told.gradient[row + channel]
+        out[at + channel] += told.gate * rest
+        product = product + splat(zero, rest * told.x[at + channel] / WIDE)
+    return product
+
+
+@inner
+def add_back(told, image, vertex, left, count, out, at):  # type: ignore[no-untyped-def]
+    """out[at:] plus what the residual tells `count` numbers of a source's row, from `left` on; the gate's part of it."""
+    first = image * told.targets
+    if len(told.graph.edges) > 0:
+        return add_mixture_back(told, first, vertex, left, count, out, at)
+    add_row(count, 1.0, told.gradient, (first + vertex) * told.width + left, out, at, out, at)
+    return splat(load_wide(out, at - at), 0.0)
