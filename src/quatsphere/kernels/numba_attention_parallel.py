@@ -30,8 +30,10 @@ def lift_and_attend(items, source_chunks, target_chunks, inputs, sizes, tables, 
 
 
 @compiled
-def lift_and_differentiate(items, lifts, targets, sources, inputs, sizes, outputs, graph, told, gradients, tables, scratch):  # type: ignore[no-untyped-def]
-    """For each item lift these chunks of its sources, then the gradients of these target and source chunks."""
+def lift_and_differentiate(items, pieces, inputs, sizes, outputs, graph, told, gradients, tables, scratch):  # type: ignore[no-untyped-def]
+    """For each item lift the first of these chunks, of its sources, then the gradients of the second and third, of its
+    targets and sources."""
+    lifts, targets, sources = pieces
     chunks, source_chunks = (sizes.targets + CHUNK - 1) // CHUNK, (sizes.sources + CHUNK - 1) // CHUNK
     for item in range(*items):
         start, stop = lifts[0] * CHUNK, min(lifts[1] * CHUNK, sizes.sources)
@@ -65,22 +67,20 @@ def attend(inputs: Inputs, sizes: Sizes, out: Any) -> None:
             share_out(phase, chunks[number], out.size // items, number, item, tables, room=room)
 
 
-def attend_backward(
-    inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], told: Told, gradients: Gradients
-) -> None:
+def attend_backward(inputs: Inputs, sizes: Sizes, outputs: tuple[Any, Any], told: Told, gradients: Gradients) -> None:
     """All gradients from outputs = (output, its gradient); what a residual tells back is added to the features'."""
     items, size, dtype = sizes.images * sizes.blocks, outputs[0].size, outputs[0].dtype
     chunks = (_chunks(sizes.sources), _chunks(sizes.targets), _chunks(sizes.sources))
     graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
-    def run(part: Part, pieces: list[Part], tables: Tables, scratch: Any) -> None:
-        lift_and_differentiate(part, *pieces, inputs, sizes, outputs, graph, told, gradients, tables, scratch)
+    def run(part: Part, pieces: tuple[Part, ...], tables: Tables, scratch: Any) -> None:
+        lift_and_differentiate(part, pieces, inputs, sizes, outputs, graph, told, gradients, tables, scratch)
 
     def whole(part: Part, tables: Tables, scratch: Any) -> None:
-        run(part, [(0, count) for count in chunks], tables, scratch)
+        run(part, tuple((0, count) for count in chunks), tables, scratch)
 
     def phase(part: Part, number: int, item: int, tables: Tables, scratch: Any) -> None:
-        run((item, item + 1), [part if other == number else (0, 0) for other in range(3)], tables, scratch)
+        run((item, item + 1), tuple(part if other == number else (0, 0) for other in range(3)), tables, scratch)
 
     if items >= worthwhile(size):
         share_out(whole, items, size, room=Room(make_room, (sizes, dtype, True)))

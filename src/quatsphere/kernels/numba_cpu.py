@@ -81,7 +81,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (target_field, source_field, features, beta, target_directions, source_directions)."""
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    return differentiate(gradient, out, tensors, (routing, transport, keep_scale), None)[:6]
+    *found, _ = differentiate(gradient, out, tensors, (routing, transport, keep_scale), None)
+    target_gradient, source_gradient, feature_gradient, beta_gradient, *directions = found
+    return target_gradient, source_gradient, feature_gradient, beta_gradient, directions[0], directions[1]
 
 
 def differentiate(

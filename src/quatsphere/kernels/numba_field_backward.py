@@ -197,7 +197,10 @@ def add_sums(sizes, lanes, part, scratch, kept, gradients):  # type: ignore[no-u
     for i in range(0, sizes.width, 2):
         one, other = part * sizes.width + i, part * sizes.width + i + 1
         weight, inner_bias = load_triple(gradients.weight, one * TRIPLE, LANES), load(gradients.inner, one * LANES)
-        weight2, inner_bias2 = load_triple(gradients.weight, other * TRIPLE, LANES), load(gradients.inner, other * LANES)
+        weight2, inner_bias2 = (
+            load_triple(gradients.weight, other * TRIPLE, LANES),
+            load(gradients.inner, other * LANES),
+        )
         for number in range(lanes):
             at, draw = (number * sizes.width + i) * LANES, load_triple(scratch.raw, number * TRIPLE, LANES)
             weight = add_product(weight, load(kept.value, at), draw)
@@ -250,9 +253,7 @@ def differentiate_tile(sizes, image, tile, lanes, bound, arrays, scratch, kept, 
     blocks, first, total = (sizes.heads + LANES - 1) // LANES, tile * LANES, splat(arrays.base, 0.0)
     mix_rows((0, blocks), sizes, arrays, image, first, lanes, scratch)
     for block in range(blocks):
-        total = total + block_gradients(
-            sizes, image, first, lanes, block, bound, arrays, scratch, kept, gradients
-        )
+        total = total + block_gradients(sizes, image, first, lanes, block, bound, arrays, scratch, kept, gradients)
         add_sums(sizes, lanes, tile * blocks + block, scratch, kept, gradients)
     for number in range(lanes):
         add_told_back(sizes, mixed, image, first + number, gradients.hidden)

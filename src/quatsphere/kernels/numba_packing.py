@@ -36,7 +36,7 @@ def put_real(q, into, at, step):  # type: ignore[no-untyped-def]
 
 @compiled
 def pack_weights(sizes, up, down, matrices):  # type: ignore[no-untyped-def]
-    """up (H, O, Q, 4) and down (H, Q, O, 4) with sizes = (H, O, Q, vectors' O, tiles' 4 Q) -> Matrices, zeros before."""
+    """up (H, O, Q, 4) and down (H, Q, O, 4), sizes = (H, O, Q, O in vectors, 4 Q in tiles) -> zeroed Matrices."""
     H, O, Q, wide, narrow = sizes
     for head in range(H):
         for q in range(Q):

@@ -94,7 +94,7 @@ def add_mixture_back(told, first, vertex, left, count, out, at):  # type: ignore
 
 @inner
 def add_back(told, image, vertex, left, count, out, at):  # type: ignore[no-untyped-def]
-    """out[at:] plus what the residual tells `count` numbers of a source's row, from `left` on; the gate's part of it."""
+    """out[at:] plus what the residual tells `count` numbers, from `left` on, of a source's row -> the gate's part."""
     first = image * told.targets
     if len(told.graph.edges) > 0:
         return add_mixture_back(told, first, vertex, left, count, out, at)

@@ -22,7 +22,7 @@ from quatsphere.kernels.numba_threads import Room, compiled, openmp_address, roo
 from quatsphere.kernels.numba_vector import LANES, inner, separate
 
 WORK = 8
-"""What a number of the result costs here, in numbers that other loops write: a step of one image is worth two threads."""
+"""What a number of the result costs, in numbers that other loops write: a step of one image is worth two threads."""
 
 
 IMAGES = 3

@@ -42,8 +42,8 @@ def run_team(typingctx: Any, openmp: Any, threads: Any, function: Any, arguments
 def _part_of(context: Any, builder: Any, kind: Any, value: Any, share: Any, shares: Any) -> Any:
     """The share's part of an array, or of every array of a tuple."""
     if isinstance(kind, types.BaseTuple):
-        values = cgutils.unpack_tuple(builder, value, kind.count)
-        parts = [_part_of(context, builder, *each, share, shares) for each in zip(kind, values, strict=True)]
+        values = cgutils.unpack_tuple(builder, value)
+        parts = [_part_of(context, builder, kind[n], each, share, shares) for n, each in enumerate(values)]  # type: ignore[index]
         return context.make_tuple(builder, kind, parts)
     array = cgutils.create_struct_proxy(kind)(context, builder, value=value)
     count = builder.sdiv(array.nitems, shares)

@@ -139,8 +139,8 @@ def rooms(counts: Sequence[int], dtype: Any, shares: int = 1) -> list[Any]:
     raw = np.empty(sum(sizes) + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     whole = raw[start : start + sum(sizes)].view(dtype)
-    ends = list(itertools.accumulate(sizes))
-    return [whole[(end - own) // size : (end - own) // size + count] for end, own, count in zip(ends, sizes, counts, strict=True)]
+    starts = [end // size for end in itertools.accumulate(sizes, initial=0)]
+    return [whole[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
 
 def compiled(function: Callable[..., None]) -> Any:

@@ -125,6 +125,7 @@ class ShellStep(nn.Module):
         self, tokens: Float[Tensor, "b s d"], source: Place, target: Place, graph: Graph, dropped: Kept
     ) -> Float[Tensor, "b t d"]:
         """The step in one operator."""
+        assert isinstance(self.perturbation, Perturbation)
         return whole_step(
             tokens,
             self.perturbation.inner.weight,
