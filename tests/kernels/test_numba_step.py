@@ -148,3 +148,16 @@ def test_the_operator_keeps_torch_s_rules(cross: bool) -> None:
     mixture = step["mixing"] or (None, None)
     rest = (step["beta"], *step["post"], *(step["gate"] or [None]), step["neighbours"], *mixture, *step["kept"], 0, 0)
     torch.library.opcheck(numba_cpu_step.step, (*leaves, *bases, *rest))
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_without_gradients_every_change_of_a_constant_is_seen(cross: bool) -> None:
+    step, rules = make(5, (2, 12, 8, 2, 4), cross, False), ("alignment", "sandwich")
+    changed = [x for name in LEAVES for x in (step[name] if isinstance(step[name], list) else [step[name]])]
+    with torch.no_grad():
+        assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+        for tensor in changed:
+            tensor.data.mul_(0.9)  # no new version, as fused optimisers do it
+            assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+        step["neighbours"] = step["neighbours"].flip(0)
+        assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))

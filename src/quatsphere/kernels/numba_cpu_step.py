@@ -4,6 +4,7 @@ The tokens of a step are read three times: by the perturbation network, by the k
 operator their three gradients are added up where they arise instead of in passes of their own.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -42,21 +43,83 @@ def step(
     indices and shares with the gate what a target has of the shell before. Within a shell there is no target, no
     mixture and no gate. Beside the result (B, T, d) what the gradient needs: the network's rows (B, S, d), both fields
     (the second empty within a shell) and the aggregate (B, T, d)."""
+    scales, rules = (edge_scale, update_scale), (routing, transport)
+    constant = (inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, shares)
+    problem = _problem(tokens, constant, (keep_edges is not None, keep_update is not None), scales, rules)
+    return _propagate(problem, tokens, first, source, target, (keep_edges, keep_update))
+
+
+def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
+    """The result of `step` where no gradient is wanted: what follows from its constants is kept for the next call."""
+    constant, masks, scales, rules = rest[:13], rest[13:15], rest[15:17], rest[17:]
+    dropped = (masks[0] is not None, masks[1] is not None)
+    problem = _kept_problem(tokens, constant, dropped, scales, rules)
+    out, *_ = _propagate(problem, tokens, first, rest[4], rest[5], masks)
+    return out
+
+
+MANY = 64
+"""As many steps as may take turns."""
+_problems: OrderedDict[tuple[Any, ...], tuple[list[Tensor], Any]] = OrderedDict()
+"""Problems of the last calls, by the addresses of what they read where it lies; with copies of what they hold."""
+
+
+def _kept_problem(tokens: Tensor, constant: Any, dropped: Any, scales: Any, rules: Any) -> Any:
+    """`_problem`, made again when one of the constants it holds by value has changed."""
+    inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, shares = constant
+    lying = [tensor for tensor in (inner, source, target, neighbours, indices) if tensor is not None]
+    held = [tensor for tensor in (weight, bias, bounds, beta, gate, shares, up, down) if tensor is not None]
+    places = tuple((tensor.data_ptr(), tensor._version) for tensor in lying)
+    key = (places, tokens.shape, tokens.dtype, dropped, scales, rules)
+    kept = _problems.get(key)
+    if kept is None or not all(map(torch.equal, kept[0], held)):
+        kept = ([tensor.detach().clone() for tensor in held], _problem(tokens, constant, dropped, scales, rules))
+        _problems[key] = kept
+        if len(_problems) > MANY:
+            _problems.popitem(last=False)
+    _problems.move_to_end(key)
+    return kept[1]
+
+
+def _problem(tokens: Tensor, constant: Any, dropped: Any, scales: Any, rules: Any) -> Any:
+    """`StepProblem` of the compiled loops, with nothing in the places of what depends on the tokens."""
     from quatsphere.kernels import numba_step as loops
 
-    (B, _, d), (T, _) = tokens.shape, neighbours.shape
+    inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, shares = constant
+    network, targets, nothing = (tokens, inner, weight, bias), len(neighbours), flat(tokens.new_empty(0))
+    shells = numba_cpu_field.shells_of(network, bounds, (source, target), (source, source), (indices, shares))
+    features = tokens.unflatten(2, (beta.shape[0], -1, 4))
+    tensors = (source, source, features, neighbours, beta, None, None, None)
+    inputs, sizes = numba_cpu.arguments(tensors, rules[0], rules[1], scales[0])
+    widths, matrices = numba_cpu_hamilton.arguments(len(tokens) * targets, up, down, dropped[1], scales[1])
+    onto = numba_cpu_resample.onto_of(
+        tokens, targets, indices, None if gate is None else gate * shares.to(tokens.dtype)
+    )
+    post = loops.Post(widths, matrices, inputs.keep, onto._replace(x=nothing))
+    ends = loops.Shell(*shells[0]).of(nothing, nothing), loops.Shell(*shells[1]).of(nothing, nothing)
+    inputs = inputs._replace(target_field=nothing, source_field=nothing, features=nothing)
+    return loops.StepProblem(ends, inputs, sizes._replace(dropped=dropped[0]), post)
+
+
+def _propagate(
+    problem: Any, tokens: Tensor, first: Tensor, source: Tensor, target: Tensor | None, masks: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The step of these tokens: the result, and what the gradient needs."""
+    from quatsphere.kernels import numba_step as loops
+
+    (ends, inputs, sizes, post), (B, _, d) = problem, tokens.shape
     rows = torch.mm(tokens.flatten(0, 1), first.t()).view(tokens.shape)
     fields = numba_cpu_field.empty_fields(tokens, source, target)
-    aggregated, out = tokens.new_empty(B, T, d), tokens.new_empty(B, T, d)
-    shells = numba_cpu_field.shells_of((rows, inner, weight, bias), bounds, (source, target), fields, (indices, shares))
-    features = tokens.unflatten(2, (beta.shape[0], -1, 4))
-    tensors = (fields[0 if target is None else 1], fields[0], features, neighbours, beta, keep_edges, None, None)
-    inputs, sizes = numba_cpu.arguments(tensors, routing, transport, edge_scale)
-    widths, matrices = numba_cpu_hamilton.arguments(B * T, up, down, keep_update is not None, update_scale)
-    onto = numba_cpu_resample.onto_of(tokens, T, indices, None if gate is None or shares is None else gate * shares)
-    post = loops.Post(widths, matrices, flat_mask(keep_update, out.numel()), onto)
-    ends = loops.Shell(*shells[0]), loops.Shell(*shells[1])
-    loops.propagate_all(loops.StepProblem(ends, inputs, sizes, post), flat(aggregated), flat(out))
+    aggregated, out = tokens.new_empty(B, sizes.targets, d), tokens.new_empty(B, sizes.targets, d)
+    hidden, here, there, x = flat(rows), flat(fields[0]), flat(fields[0 if target is None else 1]), flat(tokens)
+    edges = B * sizes.targets * sizes.neighbours * sizes.heads
+    now = loops.StepProblem(
+        (ends[0].of(hidden, here), ends[1].of(hidden, there)),
+        inputs._replace(target_field=there, source_field=here, features=x, keep=flat_mask(masks[0], edges)),
+        sizes,
+        post._replace(keep=flat_mask(masks[1], out.numel()), onto=post.onto._replace(x=x)),
+    )
+    loops.propagate_all(now, flat(aggregated), flat(out))
     return out, rows, fields[0], fields[1], aggregated
 
 

@@ -37,6 +37,10 @@ class Shell(NamedTuple):
     bound: float
     arrays: FieldArrays
 
+    def of(self, hidden: Any, out: Any) -> "Shell":
+        """The same shell for other rows of hidden."""
+        return self._replace(arrays=self.arrays._replace(hidden=hidden, out=out))
+
 
 class Post(NamedTuple):
     """The Hamilton block after the kernel, its dropout and its residual."""

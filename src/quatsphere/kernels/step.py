@@ -55,8 +55,8 @@ def whole_step(
     gate, mixing = residual
     mixture = (None, None) if mixing is None else mixing
     numbers = ROUTINGS.index(rules[0]), TRANSPORTS.index(rules[1])
-    masks, scales = kept[:2], kept[2:]
-    out, *_ = numba_cpu_step.step(
-        tokens, first, *network, *ends, beta, *post, gate, neighbours, *mixture, *masks, *scales, *numbers
-    )
-    return out
+    arguments = (tokens, first, *network, *ends, beta, *post, gate, neighbours, *mixture, *kept, *numbers)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        out, *_ = numba_cpu_step.step(*arguments)
+        return out
+    return numba_cpu_step.infer(*arguments)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import Ends, Mixing, Network, perturb, perturb_by, resample_vertices, tangent
+from quatsphere.kernels import Mixing, Network, perturb, perturb_by, resample_vertices, tangent
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -56,7 +56,8 @@ class LearnedBound(nn.Module):
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """normalize(q_base ⊗ exp(ε tanh(φ))) of one shell or two, each with its own bound."""
-        return perturb(hidden, network, *ends_of(*shells), mixing, backend=backend)
+        bases = (shells[0].base, None if len(shells) == 1 else shells[1].base)
+        return perturb(hidden, network, bounds_of(shells), *bases, mixing, backend=backend)
 
 
 class NoBound(nn.Module):
@@ -99,11 +100,14 @@ class ShellField(nn.Module):
         self.base.copy_(FIELD_INITS[self.init](*self.base.shape[:2]))
 
 
-def ends_of(source: ShellField, target: ShellField | None = None) -> Ends:
-    """The bases and learned bounds of a step's two shells, or of its one."""
-    shells = [source] if target is None else [source, target]
-    logits = torch.stack([shell.bound.logit for shell in shells if isinstance(shell.bound, LearnedBound)])
-    return Ends(LearnedBound.limit(logits), source.base, None if target is None else target.base)
+def bound_logits(shells: Sequence[ShellField]) -> list[Tensor]:
+    """The logits of the learned bounds."""
+    return [shell.bound.logit for shell in shells if isinstance(shell.bound, LearnedBound)]
+
+
+def bounds_of(shells: Sequence[ShellField]) -> Float[Tensor, " shells"]:
+    """The learned bounds of a step's two shells, or of its one."""
+    return LearnedBound.limit(torch.stack(bound_logits(shells)))
 
 
 class Perturbation(nn.Module):

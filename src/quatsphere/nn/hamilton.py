@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from einops import einsum
@@ -12,16 +11,10 @@ from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
+from quatsphere.nn.remembered import Remembered
 
 LEFT = left_matrix(torch.eye(4)).flatten(1)
 """q -> L(q) as one product (4, 16), of which one more is the gradient."""
-
-
-def _same(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
-    """By value: fused optimisers and `.data` change a weight without changing its version."""
-    if len(kept) != len(weights):
-        return False
-    return all(old.dtype == new.dtype and torch.equal(old, new) for old, new in zip(kept, weights, strict=True))
 
 
 class HamiltonLinear(nn.Module):
@@ -57,7 +50,7 @@ class HamiltonFFN(nn.Module):
         self.backend = backend
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
-        self._kept: tuple[list[Tensor], tuple[Tensor, Tensor]] | None = None
+        self._merged: Remembered[tuple[Tensor, Tensor]] = Remembered()
 
     def forward(
         self,
@@ -79,14 +72,9 @@ class HamiltonFFN(nn.Module):
     def weights(
         self, post: HamiltonLinear | None = None
     ) -> tuple[Float[Tensor, "h wide q 4"], Float[Tensor, "h q wide 4"]]:
-        """(up post, down); without gradients on a CPU they are kept until a weight changes."""
+        """(up post, down)."""
         weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self.up.weight.is_cpu:
-            return self._merge(*weights)
-        kept = self._kept
-        if kept is None or not _same(kept[0], weights):
-            kept = self._kept = ([weight.detach().clone() for weight in weights], self._merge(*weights))
-        return kept[1]
+        return self._merged(weights, lambda: self._merge(*weights))
 
     @staticmethod
     def _merge(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:

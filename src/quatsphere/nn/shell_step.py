@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.kernels import (
+    Ends,
     Kept,
     Problem,
     add_resampled,
@@ -18,9 +19,10 @@ from quatsphere.kernels import (
     whole_step,
 )
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.field import LearnedBound, NoPerturbation, Perturbation, ShellField, ends_of
+from quatsphere.nn.field import LearnedBound, NoPerturbation, Perturbation, ShellField, bound_logits, bounds_of
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Graph, Shell
+from quatsphere.nn.remembered import Remembered
 from quatsphere.nn.routing import Alignment
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import Sandwich
@@ -95,6 +97,7 @@ class ShellStep(nn.Module):
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
+        self.derived: Remembered[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = Remembered()
         self.plain = isinstance(perturbation, Perturbation) and routing.rule != "geometric" and transport.plain
 
     def forward(
@@ -126,15 +129,21 @@ class ShellStep(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """The step in one operator."""
         assert isinstance(self.perturbation, Perturbation)
+        fields = [source.field] if target is source else [source.field, target.field]
+        layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
+        bounds, beta, post, gate = self.derived(
+            [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
+            lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
+        )
         return whole_step(
             tokens,
             self.perturbation.inner.weight,
             self.perturbation.network,
-            ends_of(source.field, None if target is source else target.field),
+            Ends(bounds, source.field.base, None if target is source else target.field.base),
             graph.neighbours,
-            self.routing.beta,
-            self.ffn.weights(self.post),
-            residual=(self.gate.value, graph.mixing),
+            beta,
+            post,
+            residual=(gate, graph.mixing),
             kept=dropped,
             rules=(self.routing.rule, self.transport.rule),
         )
