@@ -154,10 +154,14 @@ def test_the_operator_keeps_torch_s_rules(cross: bool) -> None:
 def test_without_gradients_every_change_of_a_constant_is_seen(cross: bool) -> None:
     step, rules = make(5, (2, 12, 8, 2, 4), cross, False), ("alignment", "sandwich")
     changed = [x for name in LEAVES for x in (step[name] if isinstance(step[name], list) else [step[name]])]
+
+    def agree() -> bool:
+        return torch.allclose(whole(step, rules), parts(step, rules, "numba_cpu"), rtol=0, atol=1e-13)
+
     with torch.no_grad():
-        assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+        assert agree()
         for tensor in changed:
             tensor.data.mul_(0.9)  # no new version, as fused optimisers do it
-            assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+            assert agree()
         step["neighbours"] = step["neighbours"].flip(0)
-        assert torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+        assert agree()
