@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from quatsphere.kernels import numba_cpu, numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
 from quatsphere.kernels.numba_cpu import flat, flat_mask
@@ -163,9 +164,10 @@ def step_backward(
     features, heard = tokens.unflatten(2, quaternions), aggregated.unflatten(2, quaternions)
     tensors = (field, source_field, features, neighbours, beta, keep_edges, None, None)
     rules = (routing, transport, edge_scale)
-    felt, told, back, beta_gradient, _, _, gate_gradient = numba_cpu.differentiate(
-        there.unflatten(3, (-1, 4)), heard, tensors, rules, residual
-    )
+    with record_function("quatsphere::attend_backward"):
+        felt, told, back, beta_gradient, _, _, gate_gradient = numba_cpu.differentiate(
+            there.unflatten(3, (-1, 4)), heard, tensors, rules, residual
+        )
     found = numba_cpu_field.perturb_backward(
         told.add_(felt) if within else told,
         nothing if within else felt,
