@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from quatsphere.kernels.numba_neighbours import reverse_graph
 from quatsphere.kernels.numba_threads import compiled, share_out
-from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, spread, store
+from quatsphere.kernels.numba_vector import LANES, fma, fma_number, inner, load, splat, spread, store
 
 
 class Sizes(NamedTuple):
@@ -30,10 +30,10 @@ def gather_row(sizes, indices, weights, x, onto, out, image, target):  # type: i
             total = fma(spread(weights, edge), load(x, (first + indices[edge]) * sizes.width + channel), total)
         store(out, at + channel, total)
     for channel in range(whole, sizes.width):
-        rest = onto[at + channel] if sizes.second else 0.0 * weights[0]
+        out[at + channel] = onto[at + channel] if sizes.second else 0.0
         for edge in edges:
-            rest += weights[edge] * x[(first + indices[edge]) * sizes.width + channel]
-        out[at + channel] = rest
+            number = x[(first + indices[edge]) * sizes.width + channel]
+            out[at + channel] = fma_number(weights[edge], number, out[at + channel])
 
 
 @compiled

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from quatsphere.kernels.numba_vector import WIDE, fma, inner, load_wide, splat, store
+from quatsphere.kernels.numba_vector import WIDE, fma, fma_number, inner, load_wide, splat, store
 
 
 class Onto(NamedTuple):
@@ -39,7 +39,7 @@ def add_row(width, share, row, at, onto, base, out, to):  # type: ignore[no-unty
         numbers = load_wide(row, at + channel)
         store(out, to + channel, fma(splat(numbers, share), numbers, load_wide(onto, base + channel)))
     for channel in range(whole, width):
-        out[to + channel] = onto[base + channel] + share * row[at + channel]
+        out[to + channel] = fma_number(share, row[at + channel], onto[base + channel])
 
 
 @inner

@@ -217,6 +217,16 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @instruction
+def fma_number(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of numbers in the precision of c, rounded once as in the lanes of a vector."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return c(c, c, c), code
+
+
+@instruction
 def sqrt(typingctx: Any, a: Any) -> Any:
     """√a."""
 
