@@ -176,12 +176,13 @@ def lift_sources(inputs, sizes, item, start, stop, tables):  # type: ignore[no-u
 
 @inner
 def softmax(sizes, beta, scores, weights):  # type: ignore[no-untyped-def]
-    """softmax over the k slots of β score (|score| under absolute routing; 1/k under uniform) -> weights (k, 8)."""
+    """softmax over the k slots of β score (|score| under absolute routing; 1/k under uniform): weights (k, 8) before
+    they are divided by their sum, and, returned, what to multiply them with."""
     k, zero = sizes.neighbours, splat(beta, 0.0)
     if sizes.routing == UNIFORM:
         for slot in range(k):
-            store(weights, slot * LANES, splat(beta, 1.0 / k))
-        return
+            store(weights, slot * LANES, splat(beta, 1.0))
+        return splat(beta, 1.0 / k)
     top = splat(beta, -float("inf"))
     for slot in range(k):
         score = load(scores, slot * LANES)
@@ -195,18 +196,17 @@ def softmax(sizes, beta, scores, weights):  # type: ignore[no-untyped-def]
         weight = exp_of_negative(load(weights, slot * LANES) - top)
         total = total + weight
         store(weights, slot * LANES, weight)
-    share = splat(beta, 1.0) / total
-    for slot in range(k):
-        store(weights, slot * LANES, load(weights, slot * LANES) * share)
+    return splat(beta, 1.0) / total
 
 
 @inner
-def apply_keep(inputs, sizes, item, vertex, weights, at, kept):  # type: ignore[no-untyped-def]
-    """kept[at:] = weights times the keep mask, or the weights where nothing is dropped; all (k, 8)."""
+def apply_keep(inputs, sizes, item, vertex, share, weights, at, kept):  # type: ignore[no-untyped-def]
+    """The share of the weights, and kept[at:] = them times the keep mask, or as they are; all (k, 8)."""
     image, first, count = item_heads(sizes, item)
     k = sizes.neighbours
     for slot in range(k):
-        weight = load(weights, slot * LANES)
+        weight = load(weights, slot * LANES) * share
+        store(weights, slot * LANES, weight)
         if sizes.dropped:
             edge = (image * sizes.targets + vertex) * k + slot
             weight = keep_lanes(inputs.keep, edge * sizes.heads + first, count, weight) * sizes.keep_scale
@@ -221,8 +221,8 @@ def route(inputs, sizes, item, vertex, tables, key, scratch, at, kept):  # type:
     store_tile(tables.target_keys, vertex * TILE, key)
     if sizes.routing != UNIFORM:
         edge_dots(inputs.neighbours, sizes.neighbours, 1, vertex, tables.target_keys, tables.keys, scores)
-    softmax(sizes, load(inputs.beta, first), scores, weights)
-    apply_keep(inputs, sizes, item, vertex, weights, at, kept)
+    share = softmax(sizes, load(inputs.beta, first), scores, weights)
+    apply_keep(inputs, sizes, item, vertex, share, weights, at, kept)
 
 
 @inner

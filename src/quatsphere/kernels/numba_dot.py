@@ -55,8 +55,8 @@ def weigh(inputs, sizes, item, vertex, tables, scratch, scale):  # type: ignore[
     scores, weights, _, _ = scratch
     k = sizes.neighbours
     edge_dots(inputs.neighbours, k, sizes.channels, vertex, tables.queries, tables.keys, scores)
-    softmax(sizes, scale, scores, weights)
-    apply_keep(inputs, sizes, item, vertex, weights, vertex * k * LANES, tables.kept)
+    share = softmax(sizes, scale, scores, weights)
+    apply_keep(inputs, sizes, item, vertex, share, weights, vertex * k * LANES, tables.kept)
 
 
 @inner

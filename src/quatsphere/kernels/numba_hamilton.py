@@ -38,7 +38,7 @@ from quatsphere.kernels.numba_vector import (
 
 TOKENS = 24
 """Tokens of one head that pass together: activations and weights fit the first cache."""
-CHUNK = 1536
+CHUNK = 3072
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
 HEADS = 4
 """Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
