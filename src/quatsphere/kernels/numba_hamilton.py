@@ -36,7 +36,7 @@ from quatsphere.kernels.numba_vector import (
     store,
 )
 
-TOKENS = 24
+TOKENS = 48
 """Tokens of one head that pass together: activations and weights fit the first cache."""
 CHUNK = 3072
 """Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
