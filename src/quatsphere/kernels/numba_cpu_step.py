@@ -70,7 +70,7 @@ def _kept_problem(tokens: Tensor, constant: Any, dropped: Any, scales: Any, rule
     inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, shares = constant
     lying = [tensor for tensor in (inner, source, target, neighbours, indices) if tensor is not None]
     held = [tensor for tensor in (weight, bias, bounds, beta, gate, shares, up, down) if tensor is not None]
-    places = tuple((tensor.data_ptr(), tensor._version) for tensor in lying)
+    places = tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in lying)
     key = (places, tokens.shape, tokens.dtype, dropped, scales, rules)
     kept = _problems.get(key)
     if kept is None or not all(map(torch.equal, kept[0], held)):
