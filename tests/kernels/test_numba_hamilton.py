@@ -96,3 +96,14 @@ def test_a_mask_of_another_type_or_size_is_refused() -> None:
     for keep in (torch.ones_like(x), torch.ones(2, 1, 8, dtype=torch.bool)):
         with pytest.raises(ConfigError, match="keep must be bool with 24 entries"):
             numba_cpu_hamilton.feed_forward(x, up, down, keep, SCALE)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 47, 48, 3072, 3073, 8192, 16384, 24576, 100_000])
+def test_chunks_are_alike(tokens: int) -> None:
+    from quatsphere.kernels.numba_hamilton import CHUNK, TOKENS, even_chunk
+
+    chunk = even_chunk(tokens)
+    chunks = -(-tokens // chunk)
+    assert chunk % TOKENS == 0
+    assert TOKENS <= chunk <= CHUNK
+    assert chunks * chunk - tokens < max(1, chunks) * TOKENS  # no chunk has a block less than another, but for the last

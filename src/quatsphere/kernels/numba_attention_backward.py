@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from quatsphere.kernels.numba_attention import (
     ABSOLUTE,
+    AHEAD,
     GEOMETRIC,
     UNIFORM,
     direction,
@@ -29,7 +30,7 @@ from quatsphere.kernels.numba_attention import (
 )
 from quatsphere.kernels.numba_neighbours import edge_dots, hear, listen
 from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
-from quatsphere.kernels.numba_rows import add_back
+from quatsphere.kernels.numba_rows import add_back, fetch_back
 from quatsphere.kernels.numba_transport import (
     IDENTITY,
     SANDWICH,
@@ -205,6 +206,9 @@ def source_gradients(inputs, sizes, item, start, stop, chunk, graph, told, table
         fetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         fetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
         fetch_features(gradients.features, sizes, sizes.sources, item, vertex)
+        if told.targets > 0:
+            channels = 4 * sizes.channels
+            fetch_back(told, image, vertex + AHEAD, sizes.sources, first * channels, count * channels)
         q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         back = conjugate(q)
         matrix = rotation(back)

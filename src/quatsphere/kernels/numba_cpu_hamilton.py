@@ -97,11 +97,11 @@ def _matrices(up: Tensor, down: Tensor, wide: int, narrow: int) -> Any:
 
 def arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool, keep_scale: float) -> tuple[Any, Any]:
     """(Widths, Matrices) of the compiled loops."""
-    from quatsphere.kernels.numba_hamilton import WIDE, Widths
+    from quatsphere.kernels.numba_hamilton import WIDE, Widths, even_chunk
 
     H, O, Q, _ = up.shape
     C, wide = 4 * Q, O + -O % WIDE
     narrow = C + -C % WIDE
     rounded = float(torch.tensor(keep_scale, dtype=up.dtype))  # so that full and partial blocks round alike
-    widths = Widths(tokens, H, C, narrow, 4 * wide, dropped, rounded)
+    widths = Widths(tokens, even_chunk(tokens), H, C, narrow, 4 * wide, dropped, rounded)
     return widths, _matrices(up, down, wide, narrow)

@@ -174,11 +174,23 @@ def step_backward(
         rows, inner, weight, bias, bounds, source, target, indices, shares,
     )  # fmt: skip
     back = back.flatten(2)
-    row_gradient = found[0].flatten(0, 1)
-    back.flatten(0, 1).addmm_(row_gradient, first)
-    first_gradient = torch.mm(row_gradient.t(), tokens.flatten(0, 1))
+    first_gradient = _through_first(found[0], tokens, first, back)
     gates = nothing if gate is None else gate_gradient
     return [back, first_gradient, *found[1:], beta_gradient, up_gradient, down_gradient, gates]
+
+
+TOGETHER = 16
+"""Images whose rows pass through both products of the first layer's gradient while they are in the cache."""
+
+
+def _through_first(gradient: Tensor, tokens: Tensor, first: Tensor, back: Tensor) -> Tensor:
+    """The gradient of rows = tokens firstᵀ (B, S, d) on to the tokens, added to `back`, and, returned, to first."""
+    total = torch.zeros_like(first)
+    for part in zip(*(tensor.split(TOGETHER) for tensor in (gradient, tokens, back)), strict=True):
+        rows, x, onto = (tensor.flatten(0, 1) for tensor in part)
+        onto.addmm_(rows, first)
+        total.addmm_(rows.t(), x)
+    return total
 
 
 @step.register_fake

@@ -28,10 +28,12 @@ from quatsphere.kernels.numba_vector import (
     LANES,
     fetch,
     fma,
+    halves,
     inner,
     instruction,
     load,
     load_some,
+    load_wide,
     shuffle_mask,
     splat,
     sqrt,
@@ -238,9 +240,9 @@ def network(sizes, number, block, arrays, scratch):  # type: ignore[no-untyped-d
     zero = splat(arrays.base, 0.0)
     even, odd = load_triple(arrays.bias, block * TRIPLE, LANES), (zero, zero, zero)
     for i in range(0, sizes.width, 2):
-        one, other = load(scratch.numbers, i * LANES), load(scratch.numbers, (i + 1) * LANES)
-        even = add_product(even, gelu(one), load_triple(arrays.weight, weight + i * TRIPLE, LANES))
-        odd = add_product(odd, gelu(other), load_triple(arrays.weight, weight + (i + 1) * TRIPLE, LANES))
+        one, other = halves(gelu(load_wide(scratch.numbers, i * LANES)))
+        even = add_product(even, one, load_triple(arrays.weight, weight + i * TRIPLE, LANES))
+        odd = add_product(odd, other, load_triple(arrays.weight, weight + (i + 1) * TRIPLE, LANES))
     store_triple(scratch.raw, number * TRIPLE, LANES, (even[0] + odd[0], even[1] + odd[1], even[2] + odd[2]))
 
 

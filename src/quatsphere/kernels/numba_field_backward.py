@@ -38,7 +38,19 @@ from quatsphere.kernels.numba_quaternions import load_quaternions, store_quatern
 from quatsphere.kernels.numba_rows import add_row
 from quatsphere.kernels.numba_threads import Part, Room, compiled, rooms, share_out
 from quatsphere.kernels.numba_transport import TILE, conjugate, dot, load_tile, multiply, store_tile
-from quatsphere.kernels.numba_vector import LANES, fetch, fma, inner, insert, lane, load, splat, store
+from quatsphere.kernels.numba_vector import (
+    LANES,
+    fetch,
+    fma,
+    halves,
+    inner,
+    insert,
+    lane,
+    load,
+    load_wide,
+    splat,
+    store,
+)
 
 
 class FieldKept(NamedTuple):
@@ -79,12 +91,10 @@ def network_kept(sizes, number, block, arrays, scratch, kept):  # type: ignore[n
     zero, at = splat(arrays.base, 0.0), number * sizes.width
     even, odd = load_triple(arrays.bias, block * TRIPLE, LANES), (zero, zero, zero)
     for i in range(0, sizes.width, 2):
-        one, slope = gelu_with_slope(load(scratch.numbers, i * LANES))
-        store(kept.value, (at + i) * LANES, one)
+        value, slope = gelu_with_slope(load_wide(scratch.numbers, i * LANES))
+        store(kept.value, (at + i) * LANES, value)
         store(kept.slope, (at + i) * LANES, slope)
-        other, slope = gelu_with_slope(load(scratch.numbers, (i + 1) * LANES))
-        store(kept.value, (at + i + 1) * LANES, other)
-        store(kept.slope, (at + i + 1) * LANES, slope)
+        one, other = halves(value)
         even = add_product(even, one, load_triple(arrays.weight, weight + i * TRIPLE, LANES))
         odd = add_product(odd, other, load_triple(arrays.weight, weight + (i + 1) * TRIPLE, LANES))
     store_triple(scratch.raw, number * TRIPLE, LANES, (even[0] + odd[0], even[1] + odd[1], even[2] + odd[2]))

@@ -3,7 +3,7 @@
 A block of tokens of one head passes through both matrices while it is in the cache; the four times wide activation is
 never written to memory, and recomputed for the gradient. Products whose result is wide, and the gradients of the
 weights, take eight multiplications per quaternion (`numba_eight`); those that sum over the wide rows are real register
-tiles, four or eight rows by sixteen columns. All are finished (gelu, its slope, a sum) before they are stored, and the
+tiles, four or eight rows by sixteen columns. Gradients are finished (times the slope) before they are stored, and the
 next block of tokens is fetched ahead. Wide rows are component first, filled up with zeros to whole vectors (no change:
 gelu(0) = 0).
 """
@@ -21,7 +21,7 @@ from quatsphere.kernels.numba_eight import (
     widen,
 )
 from quatsphere.kernels.numba_gelu import gelu, gelu_with_slope
-from quatsphere.kernels.numba_rows import Onto, add_residual
+from quatsphere.kernels.numba_rows import Onto, add_residual, fetch_residual
 from quatsphere.kernels.numba_threads import Room, compiled, rooms, share_out
 from quatsphere.kernels.numba_vector import (
     WIDE,
@@ -39,7 +39,8 @@ from quatsphere.kernels.numba_vector import (
 TOKENS = 48
 """Tokens of one head that pass together: activations and weights fit the first cache."""
 CHUNK = 3072
-"""Tokens whose part of the weight gradients is summed together; part of the result, a multiple of TOKENS."""
+"""At most so many tokens have their part of the weight gradients summed together; part of the result, a multiple of
+TOKENS."""
 HEADS = 4
 """Heads of one item: a token's numbers are read in pieces of several cache lines, and small batches are shared out."""
 TALL = many_registers()
@@ -47,10 +48,11 @@ TALL = many_registers()
 
 
 class Widths(NamedTuple):
-    """Tokens, heads, channels C per head, C in whole tiles and M = 4 O in whole vectors, whether some of the output is
-    dropped and what the rest is then worth."""
+    """Tokens in all and per chunk, heads, channels C per head, C in whole tiles and M = 4 O in whole vectors, whether
+    some of the output is dropped and what the rest is then worth."""
 
     tokens: int
+    chunk: int
     heads: int
     channels: int
     narrow: int
@@ -109,9 +111,10 @@ def tile(x, at, row, step, w, column, width, count):  # type: ignore[no-untyped-
 
 
 @inner
-def store_gelu(table, at, vector):  # type: ignore[no-untyped-def]
-    """gelu of sixteen numbers."""
-    store(table, at, gelu(vector))
+def activate(table, count):  # type: ignore[no-untyped-def]
+    """gelu in place."""
+    for at in range(0, count, WIDE):
+        store(table, at, gelu(load_wide(table, at)))
 
 
 @inner
@@ -217,8 +220,8 @@ def narrow_down(left, right, width, columns, out):  # type: ignore[no-untyped-de
 def item_place(item, widths):  # type: ignore[no-untyped-def]
     """(first token, token after the last, first head, head after the last) of an item."""
     groups = (widths.heads + HEADS - 1) // HEADS
-    start, head = item // groups * CHUNK, item % groups * HEADS
-    return start, min(start + CHUNK, widths.tokens), head, min(head + HEADS, widths.heads)
+    start, head = item // groups * widths.chunk, item % groups * HEADS
+    return start, min(start + widths.chunk, widths.tokens), head, min(head + HEADS, widths.heads)
 
 
 @inner
@@ -229,12 +232,14 @@ def feed_block(widths, matrices, block, head, first, x, keep, onto, out):  # typ
     read_block(x, widths, head, first, block.x)
     fetch_next(x, widths, head, first)
     transform_block(block.x, size, block.x_hat)
-    widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store_gelu, block.activation)
+    widen(block.x_hat, block.x, C, TOKENS, Q, matrices.up[packed], M // 4, store, block.activation)
+    activate(block.activation, TOKENS * M)
     fetch_next(out, widths, head, first)
     narrow_down(block.activation, matrices.down[here], M, C, block.result)
     drop(block.result, keep, widths, head, first)
     if onto.sources > 0:
         count, row = min(TOKENS, widths.tokens - first), widths.heads * widths.channels
+        fetch_residual(onto, first + TOKENS, TOKENS, row, head * widths.channels)
         add_residual(onto, first, count, row, head * widths.channels, widths.channels, block.result, C)
     write_block(block.result, widths, head, first, out)
 
@@ -242,9 +247,9 @@ def feed_block(widths, matrices, block, head, first, x, keep, onto, out):  # typ
 @inner
 def feed_part(tokens, heads, widths, matrices, block, x, keep, onto, out):  # type: ignore[no-untyped-def]
     """y of these tokens and heads, which need not be whole chunks or groups; blocks end where the tokens end."""
-    for start in range(tokens[0], tokens[1], CHUNK):
+    for start in range(tokens[0], tokens[1], widths.chunk):
         for group in range(heads[0], heads[1], HEADS):
-            for first in range(start, min(start + CHUNK, tokens[1]), TOKENS):
+            for first in range(start, min(start + widths.chunk, tokens[1]), TOKENS):
                 for head in range(group, min(group + HEADS, heads[1])):
                     feed_block(widths, matrices, block, head, first, x, keep, onto, out)
 
@@ -298,7 +303,7 @@ def differentiate(items, widths, matrices, block, inputs, into):  # type: ignore
     size = 2 * (widths.channels // 4) * widths.wide
     for item in range(*items):
         start, stop, first_head, last_head = item_place(item, widths)
-        part = start // CHUNK * widths.heads
+        part = start // widths.chunk * widths.heads
         into[1][(part + first_head) * size : (part + last_head) * size] = 0.0
         into[2][(part + first_head) * size : (part + last_head) * size] = 0.0
         for first in range(start, stop, TOKENS):
@@ -308,7 +313,13 @@ def differentiate(items, widths, matrices, block, inputs, into):  # type: ignore
 
 def chunk_count(widths: Widths) -> int:
     """Chunks of tokens, each with a part of the weight gradients of its own."""
-    return -(-widths.tokens // CHUNK)
+    return -(-widths.tokens // widths.chunk)
+
+
+def even_chunk(tokens: int) -> int:
+    """Tokens per chunk: no more than CHUNK, whole blocks, and all chunks alike, so that threads get as much to do."""
+    chunks = max(1, -(-tokens // CHUNK))
+    return max(1, -(-tokens // (chunks * TOKENS))) * TOKENS
 
 
 def item_count(widths: Widths) -> int:

@@ -75,29 +75,38 @@ def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type:
     """heard (Q, 4, 8) = Σ_s w_s b_n(i,s); the target's weights (k, 8) start at `at`. Two channels at a time: eight
     sums keep the multipliers busy."""
     row, zero = channels * TILE, splat(weights, 0.0)
-    for channel in range(0, channels, 2):
-        second = min(channel + 1, channels - 1) * TILE
+    for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
         for slot in range(k):
-            weight = load(weights, at + slot * LANES)
-            source = neighbours[vertex * k + slot] * row
-            a = add_scaled(a, weight, sources, source + channel * TILE)
-            b = add_scaled(b, weight, sources, source + second)
-        store_tile(heard, second, b)
+            weight, source = load(weights, at + slot * LANES), neighbours[vertex * k + slot] * row + channel * TILE
+            a = add_scaled(a, weight, sources, source)
+            b = add_scaled(b, weight, sources, source + TILE)
         store_tile(heard, channel * TILE, a)
+        store_tile(heard, (channel + 1) * TILE, b)
+    if channels % 2 == 1:
+        last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
+        for slot in range(k):
+            weight, source = load(weights, at + slot * LANES), neighbours[vertex * k + slot] * row + last
+            a = add_scaled(a, weight, sources, source)
+        store_tile(heard, last, a)
 
 
 @inner
 def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-untyped-def]
     """told (Q, 4, 8) = Σ w_is a_i over the edges into one source; weights (T, k, 8)."""
     row, zero = channels * TILE, splat(weights, 0.0)
-    for channel in range(0, channels, 2):
-        second = min(channel + 1, channels - 1) * TILE
+    edges = range(graph.offsets[vertex], graph.offsets[vertex + 1])
+    for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
-        for number in range(graph.offsets[vertex], graph.offsets[vertex + 1]):
-            weight = load(weights, graph.edges[number] * LANES)
-            target = graph.listeners[number] * row
-            a = add_scaled(a, weight, targets, target + channel * TILE)
-            b = add_scaled(b, weight, targets, target + second)
-        store_tile(told, second, b)
+        for number in edges:
+            weight, target = load(weights, graph.edges[number] * LANES), graph.listeners[number] * row + channel * TILE
+            a = add_scaled(a, weight, targets, target)
+            b = add_scaled(b, weight, targets, target + TILE)
         store_tile(told, channel * TILE, a)
+        store_tile(told, (channel + 1) * TILE, b)
+    if channels % 2 == 1:
+        last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
+        for number in edges:
+            weight, target = load(weights, graph.edges[number] * LANES), graph.listeners[number] * row + last
+            a = add_scaled(a, weight, targets, target)
+        store_tile(told, last, a)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from quatsphere.kernels.numba_vector import WIDE, fma, fma_number, inner, load_wide, splat, store
+from quatsphere.kernels.numba_vector import WIDE, fetch, fma, fma_number, inner, load_wide, prefetch, splat, store
 
 
 class Onto(NamedTuple):
@@ -69,6 +69,21 @@ def add_residual(onto, first, count, width, shift, channels, table, row):  # typ
 
 
 @inner
+def fetch_residual(onto, first, count, width, shift):  # type: ignore[no-untyped-def]
+    """Ask for the line at `shift` of the rows that tokens first.. are added to."""
+    image, vertex = first // onto.targets, first % onto.targets
+    for _ in range(count):
+        rows = image * onto.sources
+        if onto.terms == 0:
+            prefetch(onto.x, (rows + vertex) * width + shift)
+        for place in range(vertex * onto.terms, (vertex + 1) * onto.terms):
+            prefetch(onto.x, (rows + onto.indices[place]) * width + shift)
+        vertex += 1
+        if vertex == onto.targets:
+            image, vertex = image + 1, 0
+
+
+@inner
 def add_mixture_back(told, first, vertex, left, count, out, at):  # type: ignore[no-untyped-def]
     """out[at:] += gate s with s = Σ share * gradient over the edges into a source; returns ⟨s, x⟩ by lanes."""
     edges, whole = range(told.graph.offsets[vertex], told.graph.offsets[vertex + 1]), count - count % WIDE
@@ -90,6 +105,19 @@ def add_mixture_back(told, first, vertex, left, count, out, at):  # type: ignore
         out[at + channel] += told.gate * rest
         product = product + splat(zero, rest * told.x[at + channel] / WIDE)
     return product
+
+
+@inner
+def fetch_back(told, image, vertex, sources, left, count):  # type: ignore[no-untyped-def]
+    """Ask for what `add_back` reads of a source whose turn comes soon."""
+    if vertex < sources:
+        fetch(told.x, (image * sources + vertex) * told.width + left, count)
+        row = image * told.targets
+        if len(told.graph.edges) == 0:
+            fetch(told.gradient, (row + vertex) * told.width + left, count)
+        else:
+            for number in range(told.graph.offsets[vertex], told.graph.offsets[vertex + 1]):
+                fetch(told.gradient, (row + told.graph.listeners[number]) * told.width + left, count)
 
 
 @inner

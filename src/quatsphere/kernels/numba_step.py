@@ -82,7 +82,7 @@ def attend_part(images, blocks, inputs, sizes, tables, scratch, out):  # type: i
 def feed_images(images, heads, sizes, post, block, x, out):  # type: ignore[no-untyped-def]
     """Hamilton block and residual of these images and heads; blocks of tokens end with the images."""
     w, tokens = post.widths, (images[0] * sizes.targets, images[1] * sizes.targets)
-    widths = Widths(tokens[1], w.heads, w.channels, w.narrow, w.wide, w.dropped, w.keep_scale)
+    widths = Widths(tokens[1], w.chunk, w.heads, w.channels, w.narrow, w.wide, w.dropped, w.keep_scale)
     feed_part(tokens, heads, widths, post.matrices, block, x, post.keep, post.onto, out)
 
 

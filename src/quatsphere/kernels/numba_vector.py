@@ -267,6 +267,19 @@ def insert(typingctx: Any, vector: Any, index: Any, number: Any) -> Any:
 
 
 @instruction
+def halves(typingctx: Any, vector: Any) -> Any:
+    """Sixteen lanes as two vectors of eight."""
+    half = Vector(vector.scalar)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        orders = (list(range(LANES)), list(range(LANES, WIDE)))
+        parts = [builder.shuffle_vector(args[0], args[0], shuffle_mask(order)) for order in orders]
+        return context.make_tuple(builder, sig.return_type, parts)
+
+    return types.UniTuple(half, 2)(vector), code
+
+
+@instruction
 def where_less(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
     """yes where a < b, else no (also where a or b is NaN)."""
 
