@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -59,3 +64,17 @@ def test_equals_the_exact_gelu(way: str, dtype: type, value_error: float, slope_
 def test_nan_stays_nan(way: str) -> None:
     x = np.full(16, np.nan, np.float32)
     assert all(np.isnan(part).all() for part in fused(x, way))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of this family")
+def test_another_processor_is_believed() -> None:
+    """Where Numba is told to compile for a processor without AVX-512, none of its instructions is asked for."""
+    program = (
+        "import torch; from quatsphere.kernels import feed_forward\n"
+        "x, up, down = torch.randn(1, 9, 2, 8), torch.randn(2, 5, 2, 4), torch.randn(2, 2, 5, 4)\n"
+        "fused, plain = (feed_forward(x, up, down, backend=name) for name in ('numba_cpu', 'factored'))\n"
+        "assert torch.allclose(fused, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))"
+    )
+    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+    result = subprocess.run([sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]

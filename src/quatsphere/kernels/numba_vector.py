@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -23,8 +23,9 @@ FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(
 
 
 def many_registers() -> bool:
-    """Whether sixteen lanes of float32 are one register of which there are thirty-two (AVX-512)."""
-    return "+avx512f" in get_host_cpu_features()
+    """Whether sixteen lanes of float32 are one register of which there are thirty-two (AVX-512); as Numba sees it, whose
+    user may have named another processor."""
+    return "+avx512f" in (get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES)
 
 
 INNER: dict[str, Any] = {
