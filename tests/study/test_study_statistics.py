@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quatsphere.errors import ConfigError
-from quatsphere.study.statistics import Estimate, contrast, mean, pooled_variance, t_cdf, t_quantile
+from quatsphere.study.statistics import ENOUGH, Estimate, contrast, mean, pooled_variance, t_cdf, t_quantile
 
 GENERATOR = np.random.default_rng(0)
 
@@ -127,6 +127,51 @@ def test_intervals_cover_what_they_say() -> None:
     hits = 0
     for _ in range(2000):
         found = contrast(make_samples(6, 5, effect=3.0), {"row0": 1.0, "row1": -1.0})
+        assert found is not None
+        interval = found.interval()
+        assert interval is not None
+        hits += interval[0] < 0 < interval[1]
+    assert abs(hits / 2000 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
+    """Two rows that move together are the paired t-test, however noisy a third one is."""
+    samples = make_samples(2, ENOUGH)
+    samples["row1"] = {seed: value + 0.01 * samples["row1"][seed] for seed, value in samples["row0"].items()}
+    samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=ENOUGH))}
+    found = contrast(samples, {"row1": 1.0, "row0": -1.0})
+    assert found is not None
+    oracle = stats.ttest_rel(list(samples["row1"].values()), list(samples["row0"].values()))
+    assert found.interval() == pytest.approx(tuple(oracle.confidence_interval(0.95)))
+    fewer = {row: {seed: of[seed] for seed in range(ENOUGH - 1)} for row, of in samples.items()}
+    pooled = contrast(fewer, {"row1": 1.0, "row0": -1.0})
+    assert pooled is not None
+    assert pooled.error > 100 * found.error
+
+
+def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
+    """transport - full + 10 (uniform - full): the second difference keeps its seeds; uncorrelated ones are Welch's."""
+    noise = np.random.default_rng(3).normal(size=(2, 60))
+    full = dict.fromkeys(range(60), 0.0)
+    uniform, transport = dict(enumerate(noise[0])), {seed: float(noise[1, seed]) for seed in range(45, 60)}
+    samples = {"full": full, "uniform": uniform, "transport": transport}
+    found = contrast(samples, {"transport": 1.0, "uniform": 10.0, "full": -11.0})
+    assert found is not None
+    assert found.n == 15
+    assert found.value == pytest.approx(noise[1, 45:].mean() + 10 * noise[0].mean())
+    covariance = np.cov(noise[0, 45:], noise[1, 45:])[0, 1] * 15 / (15 * 60)
+    variances = noise[1, 45:].var(ddof=1) / 15, 100 * noise[0].var(ddof=1) / 60
+    assert found.error**2 == pytest.approx(sum(variances) + 2 * 10 * covariance)
+    assert found.freedom == pytest.approx(found.error**4 / (variances[0] ** 2 / 14 + variances[1] ** 2 / 59))
+
+
+def test_intervals_of_rows_that_move_together_cover_what_they_say() -> None:
+    """2,000 made-up studies: a pair with common noise and 40 seeds, a third row of 15; 95 % within 3 sigma."""
+    generator, hits = np.random.default_rng(5), 0
+    for _ in range(2000):
+        common, (a, b), c = generator.normal(size=40), 0.3 * generator.normal(size=(2, 40)), generator.normal(size=15)
+        samples = {"a": dict(enumerate(common + a)), "b": dict(enumerate(common + b)), "c": dict(enumerate(c))}
+        found = contrast(samples, {"c": 1.0, "b": 10.0, "a": -11.0})
         assert found is not None
         interval = found.interval()
         assert interval is not None

@@ -1,14 +1,16 @@
 """From the numbers of single cells to estimates with intervals: paired by seed, variance pooled over cells.
 
 The model is y_{row,seed} = row + seed + noise. A seed decides initial weights, data order and augmentation of every row
-alike, so it is a block; the noise has one variance for all cells of a data set, which is estimated from the residuals
-of the least-squares fit. With two rows that is the paired t-test.
+alike, so it is a block. With few seeds the noise has one variance for all cells of a data set, which is estimated from
+the residuals of the least-squares fit; with two rows that is the paired t-test. With ENOUGH seeds the differences
+between rows tell their own variances and covariances, which need not be those of others: two rows that compute nearly
+the same move together, and their difference is known better than one noise for all would have it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ LEAST = 3
 """Seeds below which nothing is decided."""
 LEVEL = 0.05
 """Significance of every test; intervals cover 1 - LEVEL."""
+ENOUGH = 12
+"""Seeds of every difference from which on its variance is its own."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ def pooled_variance(samples: Samples) -> tuple[float, int]:
 
 
 def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
-    """Σ weight * row over the seeds that all of these rows have; weights sum to zero, so the seeds' effects cancel.
+    """Σ weight * row; weights sum to zero, so the seeds' effects cancel.
 
-    A difference has weights 1 and -1, an interaction 1, -1, -1, 1: its variance is Σ weight² σ² / n.
+    A difference has weights 1 and -1, an interaction 1, -1, -1, 1.
     """
     if abs(sum(weights.values())) > 1e-9:
         raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
@@ -99,10 +103,46 @@ def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
     if not common:
         return None
     by_seed = [sum(weight * samples[row][seed] for row, weight in weights.items()) for seed in common]
+    reference = max(weights, key=lambda row: (len(samples[row]), abs(weights[row])))
+    differences = [_paired(samples, row, reference) for row in weights if row != reference]
+    if min(map(len, differences)) >= ENOUGH:
+        shares = [weight for row, weight in weights.items() if row != reference]
+        return _by_own_variance(differences, shares, (min(by_seed), max(by_seed)))
     variance, freedom = pooled_variance(samples)
     spread = sum(weight**2 for weight in weights.values())
     error = math.sqrt(spread * variance / len(common)) if freedom else math.nan
     return Estimate(sum(by_seed) / len(common), error, freedom, len(common), min(by_seed), max(by_seed))
+
+
+def _paired(samples: Samples, row: str, reference: str) -> dict[int, float]:
+    """seed -> row minus reference, over the seeds that both have."""
+    return {
+        seed: value - samples[reference][seed] for seed, value in samples[row].items() if seed in samples[reference]
+    }
+
+
+def _by_own_variance(
+    differences: Sequence[Mapping[int, float]], shares: Sequence[float], limits: tuple[float, float]
+) -> Estimate:
+    """Σ share * difference, each over all of its own seeds.
+
+    Cov(mean_a, mean_b) = cov_ab n_ab / (n_a n_b) with the n_ab seeds they have in common; degrees of freedom by Welch
+    and Satterthwaite. With one difference that is the paired t-test.
+    """
+    value = sum(share * math.fsum(of.values()) / len(of) for share, of in zip(shares, differences, strict=True))
+    pairs = [*zip(shares, differences, strict=True)]
+    variance = math.fsum(s * t * _covariance_of_means(a, b) for s, a in pairs for t, b in pairs)
+    alone = math.fsum((s**2 * _covariance_of_means(a, a)) ** 2 / (len(a) - 1) for s, a in pairs)
+    freedom = variance**2 / alone if alone > 0 else float(min(map(len, differences)) - 1)
+    return Estimate(value, math.sqrt(max(variance, 0.0)), freedom, min(map(len, differences)), *limits)
+
+
+def _covariance_of_means(a: Mapping[int, float], b: Mapping[int, float]) -> float:
+    common = sorted(a.keys() & b.keys())
+    if len(common) < 2:
+        return 0.0
+    covariance = np.cov([a[seed] for seed in common], [b[seed] for seed in common])[0, 1]
+    return float(covariance) * len(common) / (len(a) * len(b))
 
 
 def mean(values: Mapping[int, float]) -> Estimate | None:
