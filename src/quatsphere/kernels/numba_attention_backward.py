@@ -6,8 +6,8 @@ Per item (image, eight heads), with g the output gradient lifted by the target a
               dkey_i = Σ_j β ds_ij key_j,  dq_i = torque_i ⊗ q_i / |q_i|² + (dkey_i through the key)
     sources   dy_j = Σ_i keep_ij w_ij g_i,  dx_j = lower(q_j, dy_j),  dkey_j = Σ_i β ds_ij key_i,  dq_j likewise
 
-The aggregate that the target's torque needs is the output lifted again. A source sums over its listeners in the order
-of the edges, in registers: no scatter, no atomics, the same bits however the vertices are shared out.
+A source sums over its listeners in the order of the edges, in registers: no scatter, no atomics, the same bits however
+the vertices are shared out.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from quatsphere.kernels.numba_attention import (
     fetch_field,
     fetch_keep,
     item_heads,
-    lift_vertex,
     load_field,
     route,
     target_key,
@@ -42,6 +41,7 @@ from quatsphere.kernels.numba_transport import (
     load_tile,
     multiply,
     rotation,
+    store_tile,
     turn,
 )
 from quatsphere.kernels.numba_vector import LANES, WIDE, fma, inner, lane, load, load_wide, splat, store, where_less
@@ -83,22 +83,23 @@ def score_gradients(sizes, vertex, tables, beta, scratch):  # type: ignore[no-un
 
 
 @inner
-def target_torque(sizes, q, place, out, tables, vertex):  # type: ignore[no-untyped-def]
-    """Σ over channels of the torque of lowering; the aggregate is the output lifted again."""
-    offset, stride, count = place
-    zero = splat(q[0], 0.0)
+def lift_gradient(sizes, q, place, outputs, tables, vertex):  # type: ignore[no-untyped-def]
+    """The output gradient of one target into its lane table, lifted -> the torque of lowering, summed over channels.
+
+    A turn keeps angles: the torque is made in the target's own frame, from the output and its gradient as they are, and
+    turned once into the shared one.
+    """
+    (offset, stride, count), (out, gradient) = place, outputs
+    matrix, zero = rotation(q), splat(q[0], 0.0)
     torque = (zero, zero, zero, zero)
-    if sizes.transport == IDENTITY:
-        return torque
-    matrix, square = rotation(q), dot(q, q)
-    share = splat(zero, 1.0) / (square * square if sizes.transport == SANDWICH else square)
     for channel in range(sizes.channels):
-        z = load_quaternions(out, offset + 4 * channel, stride, count)
-        a = lift(sizes.transport, q, matrix, z)
-        a = (a[0] * share, a[1] * share, a[2] * share, a[3] * share)
-        g = load_tile(tables.gradient, (vertex * sizes.channels + channel) * TILE)
-        torque = add_torque(sizes.transport, torque, a, g)
-    return torque
+        g = load_quaternions(gradient, offset + 4 * channel, stride, count)
+        store_tile(tables.gradient, (vertex * sizes.channels + channel) * TILE, lift(sizes.transport, q, matrix, g))
+        if sizes.transport != IDENTITY:
+            z = load_quaternions(out, offset + 4 * channel, stride, count)
+            torque = add_torque(sizes.transport, torque, z, g)
+    turned, share = turn(matrix, torque), splat(zero, 1.0) / dot(q, q)
+    return turned[0] * share, turned[1] * share, turned[2] * share, turned[3] * share
 
 
 @inner
@@ -161,7 +162,7 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
         fetch_keep(inputs.keep, sizes, item, vertex)
         q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
         place = feature_place(sizes, sizes.targets, item, vertex)
-        lift_vertex(sizes, q, output_gradient, place, tables.gradient, vertex * Q * TILE)
+        torque = lift_gradient(sizes, q, place, outputs, tables, vertex)
         key = target_key(inputs, sizes, q, vertex)
         route(inputs, sizes, item, vertex, tables, key, scratch, vertex * k * LANES, tables.kept)
         through_key = (zero, zero, zero, zero)
@@ -174,7 +175,6 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
         if sizes.routing == GEOMETRIC:
             at = (item * sizes.targets + vertex) * 3
             through_key = through_geometric_key(inputs, q, through_key, vertex, count, gradients.target_directions, at)
-        torque = target_torque(sizes, q, place, out, tables, vertex)
         at = ((image * sizes.targets + vertex) * sizes.heads + first) * 4
         store_quaternions(gradients.target_field, at, 4, count, field_gradient(torque, q, through_key))
     store(gradients.beta, chunk * LANES, beta_gradient)

@@ -11,7 +11,7 @@ import numpy as np
 
 from quatsphere.kernels.numba_threads import compiled
 from quatsphere.kernels.numba_transport import TILE, dot, load_tile, store_tile
-from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, store
+from quatsphere.kernels.numba_vector import LANES, fma, inner, load, number_at, splat, store
 
 
 class Reversed(NamedTuple):
@@ -52,7 +52,7 @@ def edge_dots(neighbours, k, channels, vertex, targets, sources, dots):  # type:
     for channel in range(channels):
         a = load_tile(targets, vertex * row + channel * TILE)
         for slot in range(k):
-            part = dot(a, load_tile(sources, neighbours[vertex * k + slot] * row + channel * TILE))
+            part = dot(a, load_tile(sources, number_at(neighbours, vertex * k + slot) * row + channel * TILE))
             if channel > 0:
                 part = part + load(dots, slot * LANES)
             store(dots, slot * LANES, part)
@@ -78,7 +78,10 @@ def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type:
     for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
         for slot in range(k):
-            weight, source = load(weights, at + slot * LANES), neighbours[vertex * k + slot] * row + channel * TILE
+            weight, source = (
+                load(weights, at + slot * LANES),
+                number_at(neighbours, vertex * k + slot) * row + channel * TILE,
+            )
             a = add_scaled(a, weight, sources, source)
             b = add_scaled(b, weight, sources, source + TILE)
         store_tile(heard, channel * TILE, a)
@@ -86,7 +89,7 @@ def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type:
     if channels % 2 == 1:
         last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
         for slot in range(k):
-            weight, source = load(weights, at + slot * LANES), neighbours[vertex * k + slot] * row + last
+            weight, source = load(weights, at + slot * LANES), number_at(neighbours, vertex * k + slot) * row + last
             a = add_scaled(a, weight, sources, source)
         store_tile(heard, last, a)
 
@@ -99,7 +102,10 @@ def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-
     for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
         for number in edges:
-            weight, target = load(weights, graph.edges[number] * LANES), graph.listeners[number] * row + channel * TILE
+            weight, target = (
+                load(weights, number_at(graph.edges, number) * LANES),
+                number_at(graph.listeners, number) * row + channel * TILE,
+            )
             a = add_scaled(a, weight, targets, target)
             b = add_scaled(b, weight, targets, target + TILE)
         store_tile(told, channel * TILE, a)
@@ -107,6 +113,9 @@ def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-
     if channels % 2 == 1:
         last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
         for number in edges:
-            weight, target = load(weights, graph.edges[number] * LANES), graph.listeners[number] * row + last
+            weight, target = (
+                load(weights, number_at(graph.edges, number) * LANES),
+                number_at(graph.listeners, number) * row + last,
+            )
             a = add_scaled(a, weight, targets, target)
         store_tile(told, last, a)

@@ -149,6 +149,16 @@ def load_wide(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @instruction
+def number_at(typingctx: Any, array: Any, index: Any) -> Any:
+    """array[index] of a flat array; the index is not negative, which saves looking for its sign."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load(address_of(context, builder, array, *args))
+
+    return array.dtype(array, types.intp), code
+
+
+@instruction
 def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
     """array[index : index + lanes] = vector."""
 

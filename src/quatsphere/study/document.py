@@ -21,9 +21,9 @@ Accuracies are percentages of the test set at the checkpoint of the best validat
 values with range and number of seeds. Changes are paired by seed, with 95 % t-intervals whose variance is pooled over
 all cells of a data set (accuracy = row + seed + noise) or, from twelve seeds on, that of the paired differences
 themselves. "No effect" is only said after two one-sided tests whose margin stands in the ledger
-(`src/quatsphere/study/claims/`); nothing is decided with fewer than three seeds. Many intervals at 95 % are shown: about
-one in twenty of them misses its truth. A verdict is about the size that was run: a claim that fails here may hold at
-the paper's.
+(`src/quatsphere/study/claims/`); nothing is decided with fewer than three seeds. Many intervals at 95 % are shown:
+about one in twenty of them misses its truth. A verdict is about the size that was run: a claim that fails here may hold
+at the paper's.
 """
 
 
