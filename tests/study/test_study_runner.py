@@ -35,7 +35,8 @@ def results(tmp_path: Path) -> Results:
 def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, here: Any) -> None:
     cells = short_cells("full", "both_off")
     assert run_plan("smoke", cells, results, here).finished == 2
-    row = json.loads(results.file("digits.full.s1").read_text())
+    row = results.read("digits.full.s1")
+    assert row is not None
     assert set(make_row("full", 1, 50.0)) <= set(row)
     assert set(make_row("full", 1, 50.0)["trajectory"]) == set(row["trajectory"])
     assert row["diagnostics"]["orientation_spread"]
@@ -46,6 +47,38 @@ def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, her
     assert (again.finished, again.skipped, here.trained) == (0, 2, ["digits.full.s1", "digits.both_off.s1"])
     assert {path: path.read_bytes() for path in results.cells.iterdir()} == before
     assert (results.path / ".gitignore").read_text().splitlines()[0] == "runs/"
+
+
+def test_cells_that_differ_in_their_seed_share_their_settings(results: Results) -> None:
+    with results.open():
+        for seed in (1, 2):
+            row = make_row("full", seed, 50.0)
+            results.write(row["cell"], row)
+            found = results.read(row["cell"])
+            assert found is not None
+            assert found["config"] == row["config"]
+            assert found["config"]["train.seed"] == seed
+    (file,) = results.settings.iterdir()
+    assert json.loads(results.file("cifar10.full.s2").read_text())["config"] == file.stem
+
+
+def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
+    with results.open():
+        results.write("cifar10.full.s1", make_row("full", 1, 50.0))
+    (file,) = results.settings.iterdir()
+    file.write_text(file.read_text().replace("{", '{"data.crop_pad":9,', 1))
+    with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json were changed .*{file.name}"):
+        results.finished()
+    file.unlink()
+    with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json are missing .*{file.name}"):
+        results.read("cifar10.full.s1")
+
+
+def test_records_of_format_1_are_read(results: Results) -> None:
+    row = {**make_row("full", 1, 50.0), "format": 1}
+    results.cells.mkdir(parents=True)
+    results.file("digits.full.s1").write_text(json.dumps(row))
+    assert results.read("digits.full.s1") == row
 
 
 def test_a_finished_cell_of_other_settings_is_refused(results: Results, here: Any) -> None:

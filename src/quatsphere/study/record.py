@@ -9,7 +9,7 @@ from quatsphere.files.run_folder import RunFolder
 from quatsphere.study.plan import flat_settings
 from quatsphere.train.identity import commit, processor, versions
 
-FORMAT = 1
+FORMAT = 2
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")
 FROM_RESULT = (

@@ -1,6 +1,7 @@
 """A results folder: one small JSON file per finished cell, whole or not there, named by the cell; runs beside them.
 
 cells/<cell>.json   what tables and claims read; small, to be kept under version control
+settings/<id>.json  the configurations of cells, each once: cells that differ in their seed alone share one
 plans.json          which cells each plan asked for
 runs/<cell>/        the run folders; large, ignored by git, may be deleted when all cells are finished
 """
@@ -17,6 +18,7 @@ from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.files import atomic
 from quatsphere.files.checkpoint import read_pointer
+from quatsphere.files.hashing import sha256_bytes
 from quatsphere.files.lock import folder_lock
 from quatsphere.files.reading import read_regular
 from quatsphere.files.run_folder import RunFolder
@@ -25,6 +27,8 @@ from quatsphere.train.same_run import MAY_CHANGE
 
 Record = dict[str, Any]
 LARGEST = 64 << 20
+SEED = "train.seed"
+"""The setting that a cell does not share with its siblings; a record has it beside its configuration."""
 UNTRACKED = "runs/\n.lock\n"
 """What `.gitignore` in a results folder says."""
 
@@ -35,6 +39,7 @@ class Results:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.cells = self.path / "cells"
+        self.settings = self.path / "settings"
         self.runs = self.path / "runs"
 
     @contextmanager
@@ -42,6 +47,7 @@ class Results:
         """Create the folder and be its only runner."""
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
+            self.settings.mkdir(exist_ok=True)
             self.runs.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot use results folder ({self.path}: {error.strerror}); use another") from error
@@ -79,17 +85,37 @@ class Results:
 
     def write(self, cell: str, record: Record) -> None:
         """Keep a finished cell: in one step, under its own name, so that it is never half there and never twice."""
-        lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in _tidy(record).items())
-        atomic.write_text(self.file(cell), "{\n" + ",\n".join(lines) + "\n}\n")
+        text = _lines({key: value for key, value in record["config"].items() if key != SEED})
+        name = _name(text)
+        if not (self.settings / f"{name}.json").exists():
+            atomic.write_text(self.settings / f"{name}.json", text)
+        atomic.write_text(self.file(cell), _lines(_tidy({**record, "config": name})))
 
     def read(self, cell: str) -> Record | None:
         """A finished cell, or None."""
         path = self.file(cell)
-        return _read(path) if path.exists() else None
+        return self._whole(path) if path.exists() else None
 
     def finished(self) -> list[Record]:
         """All finished cells, by name."""
-        return [_read(path) for path in sorted(self.cells.glob("*.json")) if not atomic.is_leftover(path.name)]
+        return [self._whole(path) for path in sorted(self.cells.glob("*.json")) if not atomic.is_leftover(path.name)]
+
+    def _whole(self, path: Path) -> Record:
+        """A record with its configuration, which format 1 had inside."""
+        record = _read(path)
+        if not isinstance(record.get("config"), str):
+            return record
+        file = self.settings / f"{record['config']}.json"
+        if not file.is_file():
+            raise CheckpointError(
+                f"settings of {path.name} are missing ({file}); restore them or delete the cell's file"
+            )
+        settings = _read(file)
+        if _name(_lines(settings)) != file.stem:
+            raise CheckpointError(
+                f"settings of {path.name} were changed ({file}); restore them or delete the cell's file"
+            )
+        return {**record, "config": {**settings, SEED: record["seed"]}}
 
     def drop_weights(self, cell: str, keep: str) -> None:
         """Delete checkpoints of a finished cell: all but the best one, or all."""
@@ -121,9 +147,20 @@ def require_same_cell(record: Record, cell: Cell) -> None:
         )
 
 
+def _lines(record: Record) -> str:
+    """JSON with a key per line."""
+    values = {key: json.dumps(value, allow_nan=False, separators=(",", ":")) for key, value in record.items()}
+    return "{\n" + ",\n".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "\n}\n"
+
+
+def _name(settings: str) -> str:
+    """What a file of settings is called: the first digits of its hash."""
+    return sha256_bytes(settings.encode())[:12]
+
+
 def _tidy(record: Record) -> Record:
     """Numbers to seven digits, nothing that is not finite."""
-    return {key: _rounded(atomic.finite(value)) if key != "config" else value for key, value in record.items()}
+    return {key: _rounded(atomic.finite(value)) for key, value in record.items()}
 
 
 def _rounded(value: Any) -> Any:
