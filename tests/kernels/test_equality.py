@@ -163,3 +163,13 @@ def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> 
         return
     with pytest.raises(ConfigError, match=message):
         quaternion_attention(**arguments)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("backend", FAST)
+def test_quaternions_of_any_length(transport: str, backend: str) -> None:
+    """The paper's equation, whether quaternions are unit or not: every power of |q|² in the gradients."""
+    problem = make_problem(3, (2, 6, 7, 3, 5, 3), "alignment", transport)
+    lengths = torch.linspace(0.5, 2.0, 5, dtype=torch.float64)[:, None]
+    fields = problem.target_field * lengths, problem.source_field * lengths.flip(0)
+    assert_equal(dataclasses.replace(problem, target_field=fields[0], source_field=fields[1]), backend)

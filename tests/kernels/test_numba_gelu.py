@@ -66,8 +66,11 @@ def test_nan_stays_nan(way: str) -> None:
     assert all(np.isnan(part).all() for part in fused(x, way))
 
 
+@pytest.mark.parametrize(
+    "told", [{"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}, {"NUMBA_CPU_NAME": "generic"}]
+)
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of this family")
-def test_another_processor_is_believed() -> None:
+def test_another_processor_is_believed(told: dict[str, str]) -> None:
     """Where Numba is told to compile for a processor without AVX-512, none of its instructions is asked for."""
     program = (
         "import torch; from quatsphere.kernels import feed_forward\n"
@@ -75,6 +78,5 @@ def test_another_processor_is_believed() -> None:
         "fused, plain = (feed_forward(x, up, down, backend=name) for name in ('numba_cpu', 'factored'))\n"
         "assert torch.allclose(fused, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))"
     )
-    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
     result = subprocess.run([sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -169,3 +169,16 @@ def test_without_gradients_every_change_of_a_constant_is_seen(cross: bool) -> No
     with torch.inference_mode():
         step["neighbours"] = step["neighbours"].flip(0)  # a tensor without a version
         assert agree()
+
+
+@pytest.mark.parametrize("images", [1, 16, 17, 33])
+def test_the_first_layer_s_gradient_by_pieces_is_that_of_the_whole(images: int) -> None:
+    from quatsphere.kernels.numba_cpu_step import _through_first
+
+    generator = torch.Generator().manual_seed(images)
+    gradient, tokens, back = torch.randn(3, images, 5, 8, generator=generator, dtype=torch.float64)
+    first = torch.randn(8, 8, generator=generator, dtype=torch.float64)
+    expected = back + gradient @ first
+    found = _through_first(gradient, tokens, first, back)
+    assert torch.allclose(back, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(found, torch.einsum("bvn,bvk->nk", gradient, tokens), rtol=0, atol=1e-12)

@@ -66,12 +66,17 @@ def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
     with results.open():
         results.write("cifar10.full.s1", make_row("full", 1, 50.0))
     (file,) = results.settings.iterdir()
-    file.write_text(file.read_text().replace("{", '{"data.crop_pad":9,', 1))
+    text = file.read_text()
+    file.write_text(text.replace("{", '{"data.crop_pad":9,', 1))
     with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json were changed .*{file.name}"):
         results.finished()
     file.unlink()
     with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json are missing .*{file.name}"):
         results.read("cifar10.full.s1")
+    with results.open():
+        results.write("cifar10.full.s2", make_row("full", 2, 50.0))
+    assert file.read_text() == text
+    assert results.read("cifar10.full.s1") is not None
 
 
 def test_records_of_format_1_are_read(results: Results) -> None:

@@ -149,20 +149,43 @@ def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
     assert pooled.error > 100 * found.error
 
 
+@given(st.permutations(["row0", "row1", "row2", "row3"]), st.lists(st.integers(-5, 5), min_size=3, max_size=3))
+def test_rows_with_the_same_seeds_are_the_t_test_of_the_contrast(order: list[str], some: list[int]) -> None:
+    """Whatever the weights, and whichever row the differences are taken from."""
+    samples = make_samples(4, 15)
+    weights = {row: float(w) for row, w in zip(order, (*some, -sum(some)), strict=True)}
+    found = contrast(samples, weights)
+    assert found is not None
+    by_seed = [sum(w * samples[row][seed] for row, w in weights.items()) for seed in range(15)]
+    assert found.value == pytest.approx(np.mean(by_seed), abs=1e-9)
+    assert found.error == pytest.approx(np.std(by_seed, ddof=1) / math.sqrt(15), abs=1e-9)
+    assert found.freedom == pytest.approx(14)
+
+
 def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
-    """transport - full + 10 (uniform - full): the second difference keeps its seeds; uncorrelated ones are Welch's."""
+    """transport - full + 10 (uniform - full): the second difference keeps its seeds; groups of seeds are Welch's."""
     noise = np.random.default_rng(3).normal(size=(2, 60))
     full = dict.fromkeys(range(60), 0.0)
     uniform, transport = dict(enumerate(noise[0])), {seed: float(noise[1, seed]) for seed in range(45, 60)}
     samples = {"full": full, "uniform": uniform, "transport": transport}
     found = contrast(samples, {"transport": 1.0, "uniform": 10.0, "full": -11.0})
     assert found is not None
-    assert found.n == 15
+    assert (found.n, found.even, found.seeds_to_clear(0.1)) == (15, False, None)
     assert found.value == pytest.approx(noise[1, 45:].mean() + 10 * noise[0].mean())
-    covariance = np.cov(noise[0, 45:], noise[1, 45:])[0, 1] * 15 / (15 * 60)
-    variances = noise[1, 45:].var(ddof=1) / 15, 100 * noise[0].var(ddof=1) / 60
-    assert found.error**2 == pytest.approx(sum(variances) + 2 * 10 * covariance)
-    assert found.freedom == pytest.approx(found.error**4 / (variances[0] ** 2 / 14 + variances[1] ** 2 / 59))
+    parts = 45 * np.var(noise[0, :45] / 6, ddof=1), 15 * np.var(noise[0, 45:] / 6 + noise[1, 45:] / 15, ddof=1)
+    assert found.error**2 == pytest.approx(sum(parts))
+    assert found.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 44 + parts[1] ** 2 / 14))
+
+
+def test_a_seed_without_its_like_is_left_out() -> None:
+    samples = make_samples(3, 20)
+    lone = {**samples, "row2": {seed: samples["row2"][seed] for seed in range(19)}}
+    weights = {"row0": 1.0, "row1": 1.0, "row2": -2.0}
+    fewer = {row: {seed: of[seed] for seed in range(19)} for row, of in samples.items()}
+    one, other = contrast(lone, weights), contrast(fewer, weights)
+    assert one is not None
+    assert other is not None
+    assert (one.value, one.error, one.freedom) == pytest.approx((other.value, other.error, other.freedom))
 
 
 def test_intervals_of_rows_that_move_together_cover_what_they_say() -> None:

@@ -86,8 +86,8 @@ def score_gradients(sizes, vertex, tables, beta, scratch):  # type: ignore[no-un
 def lift_gradient(sizes, q, place, outputs, tables, vertex):  # type: ignore[no-untyped-def]
     """The output gradient of one target into its lane table, lifted -> the torque of lowering, summed over channels.
 
-    A turn keeps angles: the torque is made in the target's own frame, from the output and its gradient as they are, and
-    turned once into the shared one.
+    A turn keeps angles: the torque t = Σ z g* + z* g (one_sided: Σ z g*) is made in the target's own frame, from the
+    output and its gradient as they are, and turned once into the shared one: q t q* / |q|².
     """
     (offset, stride, count), (out, gradient) = place, outputs
     matrix, zero = rotation(q), splat(q[0], 0.0)

@@ -44,9 +44,10 @@ def _tail(a: Any) -> Any:
 
 
 END = 5.6
-"""Where a is cut for the pieces: T is below 6e-8 from here on."""
-PIECE = END / (WIDE - 0.5)
-"""Width of a piece; the first has its middle at 0, so that only its upper half is used."""
+"""Where a is cut for the pieces: T is below 7e-8 from here on."""
+PIECE = 1.0001 * END / (WIDE - 0.5)
+"""Width of a piece; the first has its middle at 0, so that only its upper half is used, and the last ends a little
+beyond END, so that END itself is not rounded into a seventeenth."""
 DEGREE = 5
 SLOPE_WEIGHT = 0.3
 """What an error of the slope counts in the fit, beside one of the value."""

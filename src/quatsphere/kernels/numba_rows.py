@@ -111,11 +111,11 @@ def add_mixture_back(told, first, vertex, left, count, out, at):  # type: ignore
 def fetch_back(told, image, vertex, sources, left, count):  # type: ignore[no-untyped-def]
     """Ask for what `add_back` reads of a source whose turn comes soon."""
     if vertex < sources:
-        fetch(told.x, (image * sources + vertex) * told.width + left, count)
         row = image * told.targets
         if len(told.graph.edges) == 0:
             fetch(told.gradient, (row + vertex) * told.width + left, count)
         else:
+            fetch(told.x, (image * sources + vertex) * told.width + left, count)
             for number in range(told.graph.offsets[vertex], told.graph.offsets[vertex + 1]):
                 fetch(told.gradient, (row + told.graph.listeners[number]) * told.width + left, count)
 

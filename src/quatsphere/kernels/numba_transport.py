@@ -7,7 +7,8 @@ A quaternion is a tuple (w, x, y, z) of vectors, one lane per head. With y = lif
     one_sided    q x           q* a           g y*                               a g*
     identity     x             a              0                                  0
 
-The gradient of q is torque ⊗ q / |q|²: it needs the features in the shared frame only, which are at hand.
+The gradient of q is torque ⊗ q / |q|². In the target's own frame, from z and its gradient as they are, the torque of
+lower is t = z g* + z* g (one_sided: z g*), and q t q* / |q|² in the shared frame.
 """
 
 from quatsphere.kernels.numba_vector import LANES, fma, inner, load, splat, store
@@ -86,9 +87,9 @@ def lift(transport, q, m, x):  # type: ignore[no-untyped-def]
 
 @inner
 def add_torque(transport, torque, a, b):  # type: ignore[no-untyped-def]
-    """torque + one channel's part, in the shared frame: sandwich 2 (⟨a, b⟩, -a × b), one_sided a b*.
+    """torque + one channel's part: sandwich a b* + a* b = 2 (⟨a, b⟩, -a × b), one_sided a b*.
 
-    For the gradient of lift a = g and b = y, for that of lower a = a and b = g.
+    For the gradient of lift a = g and b = y, in the shared frame; for that of lower a = z and b = g, in the target's.
     """
     if transport == IDENTITY:
         return torque

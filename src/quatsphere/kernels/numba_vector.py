@@ -25,7 +25,8 @@ FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(
 def many_registers() -> bool:
     """Whether sixteen lanes of float32 are one register of which there are thirty-two (AVX-512), on the processor that
     Numba compiles for, which a user may have named."""
-    return "+avx512f" in (getattr(config, "CPU_FEATURES", None) or get_host_cpu_features())
+    features = getattr(config, "CPU_FEATURES", None)
+    return "+avx512f" in (get_host_cpu_features() if features is None else features)
 
 
 INNER: dict[str, Any] = {

@@ -9,7 +9,6 @@ from quatsphere.files.run_folder import RunFolder
 from quatsphere.study.plan import flat_settings
 from quatsphere.train.identity import commit, processor, versions
 
-FORMAT = 2
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")
 FROM_RESULT = (
@@ -51,7 +50,7 @@ def diverged_record(identity: dict[str, Any], config: RunConfig, run: RunFolder,
 def _head(identity: dict[str, Any], status: str, config: RunConfig) -> dict[str, Any]:
     """Which cell it is; where a machine keeps its data is its own affair."""
     settings = {key: value for key, value in flat_settings(config).items() if key != "data.root"}
-    return {"format": FORMAT, **identity, "status": status, "config": settings}
+    return {**identity, "status": status, "config": settings}
 
 
 def trajectory(run: RunFolder) -> dict[str, list[Any]]:

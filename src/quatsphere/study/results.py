@@ -27,6 +27,8 @@ from quatsphere.train.same_run import MAY_CHANGE
 
 Record = dict[str, Any]
 LARGEST = 64 << 20
+FORMAT = 2
+"""1 had the configuration inside each cell's file."""
 SEED = "train.seed"
 """The setting that a cell does not share with its siblings; a record has it beside its configuration."""
 UNTRACKED = "runs/\n.lock\n"
@@ -53,6 +55,7 @@ class Results:
             raise ConfigError(f"cannot use results folder ({self.path}: {error.strerror}); use another") from error
         with folder_lock(self.path / ".lock", self.path.name, lambda message: None):
             atomic.remove_leftovers(self.cells)
+            atomic.remove_leftovers(self.settings)
             if not (self.path / ".gitignore").exists():
                 atomic.write_text(self.path / ".gitignore", UNTRACKED)
             yield
@@ -84,12 +87,12 @@ class Results:
         return RunFolder(self.runs / cell, lambda message: None)
 
     def write(self, cell: str, record: Record) -> None:
-        """Keep a finished cell: in one step, under its own name, so that it is never half there and never twice."""
+        """Keep a finished cell: in one step, under its own name, so that it is never half there and never twice; after
+        its settings, so that it never names what is not there."""
         text = _lines({key: value for key, value in record["config"].items() if key != SEED})
         name = _name(text)
-        if not (self.settings / f"{name}.json").exists():
-            atomic.write_text(self.settings / f"{name}.json", text)
-        atomic.write_text(self.file(cell), _lines(_tidy({**record, "config": name})))
+        atomic.write_text(self.settings / f"{name}.json", text)
+        atomic.write_text(self.file(cell), _lines(_tidy({**record, "format": FORMAT, "config": name})))
 
     def read(self, cell: str) -> Record | None:
         """A finished cell, or None."""
@@ -101,19 +104,16 @@ class Results:
         return [self._whole(path) for path in sorted(self.cells.glob("*.json")) if not atomic.is_leftover(path.name)]
 
     def _whole(self, path: Path) -> Record:
-        """A record with its configuration, which format 1 had inside."""
+        """A record with its configuration."""
         record = _read(path)
         if not isinstance(record.get("config"), str):
             return record
         file = self.settings / f"{record['config']}.json"
-        if not file.is_file():
-            raise CheckpointError(
-                f"settings of {path.name} are missing ({file}); restore them or delete the cell's file"
-            )
-        settings = _read(file)
+        settings = _read(file) if file.is_file() else {}
         if _name(_lines(settings)) != file.stem:
+            state = "were changed" if settings else "are missing"
             raise CheckpointError(
-                f"settings of {path.name} were changed ({file}); restore them or delete the cell's file"
+                f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
             )
         return {**record, "config": {**settings, SEED: record["seed"]}}
 

@@ -1,4 +1,4 @@
-"""From the numbers of single cells to estimates with intervals: paired by seed, variance pooled over cells.
+"""From the numbers of single cells to estimates with intervals, paired by seed.
 
 The model is y_{row,seed} = row + seed + noise. A seed decides initial weights, data order and augmentation of every row
 alike, so it is a block. With few seeds the noise has one variance for all cells of a data set, which is estimated from
@@ -40,6 +40,8 @@ class Estimate:
     least: float | None = None
     most: float | None = None
     """Range over the seeds."""
+    even: bool = True
+    """Whether all of its parts rest on n seeds; else n is the least."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
         """The two-sided t-interval; none where the variance is not known."""
@@ -53,8 +55,9 @@ class Estimate:
         return max(self.above(-margin), self.below(margin))
 
     def seeds_to_clear(self, distance: float, level: float = LEVEL) -> int | None:
-        """About how many seeds it takes for the interval to end within this distance, if the value stays as it is."""
-        if self.freedom < 1 or distance <= 0:
+        """About how many seeds it takes for the interval to end within this distance, if the value stays as it is; of
+        parts with unlike numbers of seeds nothing is said."""
+        if self.freedom < 1 or distance <= 0 or not self.even:
             return None
         return math.ceil(self.n * (t_quantile(1 - level / 2, self.freedom) * self.error / distance) ** 2)
 
@@ -95,7 +98,9 @@ def pooled_variance(samples: Samples) -> tuple[float, int]:
 def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
     """Σ weight * row; weights sum to zero, so the seeds' effects cancel.
 
-    A difference has weights 1 and -1, an interaction 1, -1, -1, 1.
+    A difference has weights 1 and -1, an interaction 1, -1, -1, 1. With few seeds: over those that all rows have, with
+    variance Σ weight² σ² / n and σ² pooled over all cells. With ENOUGH: as a sum of differences from the row with the
+    most seeds (of several the one that weighs most), see `_by_own_variance`.
     """
     if abs(sum(weights.values())) > 1e-9:
         raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
@@ -116,33 +121,33 @@ def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
 
 def _paired(samples: Samples, row: str, reference: str) -> dict[int, float]:
     """seed -> row minus reference, over the seeds that both have."""
-    return {
-        seed: value - samples[reference][seed] for seed, value in samples[row].items() if seed in samples[reference]
-    }
+    there = samples[reference]
+    return {seed: value - there[seed] for seed, value in samples[row].items() if seed in there}
 
 
 def _by_own_variance(
     differences: Sequence[Mapping[int, float]], shares: Sequence[float], limits: tuple[float, float]
 ) -> Estimate:
-    """Σ share * difference, each over all of its own seeds.
+    """Σ share * mean of a difference, each over all of its own seeds, as a sum over seeds of y = Σ share * value / n.
 
-    Cov(mean_a, mean_b) = cov_ab n_ab / (n_a n_b) with the n_ab seeds they have in common; degrees of freedom by Welch
-    and Satterthwaite. With one difference that is the paired t-test.
+    Seeds are independent, and those that have the same differences are alike: a group g of m_g seeds adds m_g s_g² with
+    the variance s_g² of its y to that of the sum, and Welch gives the degrees of freedom. Where all seeds have all
+    differences that is the paired t-test. A seed without its like tells no variance and is left out.
     """
-    value = sum(share * math.fsum(of.values()) / len(of) for share, of in zip(shares, differences, strict=True))
-    pairs = [*zip(shares, differences, strict=True)]
-    variance = math.fsum(s * t * _covariance_of_means(a, b) for s, a in pairs for t, b in pairs)
-    alone = math.fsum((s**2 * _covariance_of_means(a, a)) ** 2 / (len(a) - 1) for s, a in pairs)
-    freedom = variance**2 / alone if alone > 0 else float(min(map(len, differences)) - 1)
-    return Estimate(value, math.sqrt(max(variance, 0.0)), freedom, min(map(len, differences)), *limits)
-
-
-def _covariance_of_means(a: Mapping[int, float], b: Mapping[int, float]) -> float:
-    common = sorted(a.keys() & b.keys())
-    if len(common) < 2:
-        return 0.0
-    covariance = np.cov([a[seed] for seed in common], [b[seed] for seed in common])[0, 1]
-    return float(covariance) * len(common) / (len(a) * len(b))
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    for seed in sorted(set.union(*map(set, differences))):
+        groups.setdefault(tuple(seed in of for of in differences), []).append(seed)
+    kept = [seeds for seeds in groups.values() if len(seeds) > 1]
+    used = set[int]().union(*kept)
+    differences = [{seed: value for seed, value in of.items() if seed in used} for of in differences]
+    terms = [(share / len(of), of) for share, of in zip(shares, differences, strict=True)]
+    y = {seed: math.fsum(share * of.get(seed, 0.0) for share, of in terms) for seed in used}
+    parts = [(len(seeds), len(seeds) * float(np.var([y[seed] for seed in seeds], ddof=1))) for seeds in kept]
+    variance = math.fsum(part for _, part in parts)
+    spread = math.fsum(part**2 / (count - 1) for count, part in parts)
+    freedom = variance**2 / spread if spread > 0 else float(min(count for count, _ in parts) - 1)
+    counts = {len(of) for of in differences}
+    return Estimate(math.fsum(y.values()), math.sqrt(variance), freedom, min(counts), *limits, even=len(counts) == 1)
 
 
 def mean(values: Mapping[int, float]) -> Estimate | None:

@@ -221,7 +221,7 @@ class Evidence:
         return {r["seed"]: r for r in self.records if r["dataset"] == name and r["variant"] == row}
 
     def samples(self, dataset: str, metric: str) -> Samples:
-        """row -> seed -> value, of all rows: what the pooled variance rests on; computed once."""
+        """row -> seed -> value, of all rows: what contrasts and a pooled variance rest on; computed once."""
         if (dataset, metric) not in self._samples:
             self._samples[dataset, metric] = self._gather(self.dataset(dataset), metric)
         return self._samples[dataset, metric]

@@ -25,7 +25,7 @@ class Contrast:
     dataset: str = "cifar10"
 
     def estimate(self, evidence: Evidence) -> Estimate | None:
-        """Its value; the variance of an accuracy is pooled over all rows, that of other metrics over these rows."""
+        """Its value; where a variance is pooled, that of an accuracy over all rows, of other metrics over these."""
         samples = evidence.samples(self.dataset, self.metric)
         if self.metric not in ACCURACIES:
             samples = {row: samples[row] for row in self.weights if row in samples}
