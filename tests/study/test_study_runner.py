@@ -67,9 +67,10 @@ def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
         results.write("cifar10.full.s1", make_row("full", 1, 50.0))
     (file,) = results.settings.iterdir()
     text = file.read_text()
-    file.write_text(text.replace("{", '{"data.crop_pad":9,', 1))
-    with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json were changed .*{file.name}"):
-        results.finished()
+    for damaged in (text.replace("{", '{"data.crop_pad":9,', 1), text[:-3], "no JSON"):
+        file.write_text(damaged)
+        with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json were changed .*{file.name}"):
+            results.finished()
     file.unlink()
     with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json are missing .*{file.name}"):
         results.read("cifar10.full.s1")

@@ -7,7 +7,7 @@ that for positive x. No exponential and no division:
   its piece of 0 <= a <= END; one instruction gives every lane the coefficient of its own piece. The slope is their
   slope. In float32 x Φ(x) is right within 8e-8 (relative beyond 1), the slope within 6e-7.
 - Elsewhere the eighth roots of tail Φ(-a) and density φ(a) are so smooth that polynomials of degree seven in a and five
-  in a² give, after three squarings, x Φ(x) within 3e-7 (relative beyond 1) and the slope within 6e-7.
+  in a² give, after three squarings, x Φ(x) within 3e-7 (relative beyond 1) and the slope within 8e-7.
 """
 
 import math

@@ -78,10 +78,8 @@ def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type:
     for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
         for slot in range(k):
-            weight, source = (
-                load(weights, at + slot * LANES),
-                number_at(neighbours, vertex * k + slot) * row + channel * TILE,
-            )
+            weight = load(weights, at + slot * LANES)
+            source = number_at(neighbours, vertex * k + slot) * row + channel * TILE
             a = add_scaled(a, weight, sources, source)
             b = add_scaled(b, weight, sources, source + TILE)
         store_tile(heard, channel * TILE, a)
@@ -89,8 +87,8 @@ def hear(neighbours, k, channels, vertex, sources, weights, at, heard):  # type:
     if channels % 2 == 1:
         last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
         for slot in range(k):
-            weight, source = load(weights, at + slot * LANES), number_at(neighbours, vertex * k + slot) * row + last
-            a = add_scaled(a, weight, sources, source)
+            weight = load(weights, at + slot * LANES)
+            a = add_scaled(a, weight, sources, number_at(neighbours, vertex * k + slot) * row + last)
         store_tile(heard, last, a)
 
 
@@ -102,10 +100,8 @@ def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-
     for channel in range(0, channels - 1, 2):
         a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
         for number in edges:
-            weight, target = (
-                load(weights, number_at(graph.edges, number) * LANES),
-                number_at(graph.listeners, number) * row + channel * TILE,
-            )
+            weight = load(weights, number_at(graph.edges, number) * LANES)
+            target = number_at(graph.listeners, number) * row + channel * TILE
             a = add_scaled(a, weight, targets, target)
             b = add_scaled(b, weight, targets, target + TILE)
         store_tile(told, channel * TILE, a)
@@ -113,9 +109,6 @@ def listen(graph, channels, vertex, targets, weights, told):  # type: ignore[no-
     if channels % 2 == 1:
         last, a = (channels - 1) * TILE, (zero, zero, zero, zero)
         for number in edges:
-            weight, target = (
-                load(weights, number_at(graph.edges, number) * LANES),
-                number_at(graph.listeners, number) * row + last,
-            )
-            a = add_scaled(a, weight, targets, target)
+            weight = load(weights, number_at(graph.edges, number) * LANES)
+            a = add_scaled(a, weight, targets, number_at(graph.listeners, number) * row + last)
         store_tile(told, last, a)

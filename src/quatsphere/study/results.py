@@ -90,7 +90,7 @@ class Results:
         """Keep a finished cell: in one step, under its own name, so that it is never half there and never twice; after
         its settings, so that it never names what is not there."""
         text = _lines({key: value for key, value in record["config"].items() if key != SEED})
-        name = _name(text)
+        name = _name(text.encode())
         atomic.write_text(self.settings / f"{name}.json", text)
         atomic.write_text(self.file(cell), _lines(_tidy({**record, "format": FORMAT, "config": name})))
 
@@ -109,13 +109,13 @@ class Results:
         if not isinstance(record.get("config"), str):
             return record
         file = self.settings / f"{record['config']}.json"
-        settings = _read(file) if file.is_file() else {}
-        if _name(_lines(settings)) != file.stem:
-            state = "were changed" if settings else "are missing"
+        text = read_regular(file, LARGEST) if file.is_file() else b""
+        if _name(text) != file.stem:
+            state = "were changed" if text else "are missing"
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
             )
-        return {**record, "config": {**settings, SEED: record["seed"]}}
+        return {**record, "config": {**json.loads(text), SEED: record["seed"]}}
 
     def drop_weights(self, cell: str, keep: str) -> None:
         """Delete checkpoints of a finished cell: all but the best one, or all."""
@@ -153,9 +153,9 @@ def _lines(record: Record) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "\n}\n"
 
 
-def _name(settings: str) -> str:
+def _name(settings: bytes) -> str:
     """What a file of settings is called: the first digits of its hash."""
-    return sha256_bytes(settings.encode())[:12]
+    return sha256_bytes(settings)[:12]
 
 
 def _tidy(record: Record) -> Record:
