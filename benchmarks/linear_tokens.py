@@ -5,6 +5,11 @@ regression is trained on them with the same data, split and augmentation-free pi
 the validation images among three.
 
     python benchmarks/linear_tokens.py --preset lite --data.root cifar10.zip
+
+The floor of plan `lite`, kept as results/lite/linear.json:
+
+    python benchmarks/linear_tokens.py --epochs 5 --json --preset lite --data.root cifar10.zip \\
+        --data.train_limit 8000 --data.val_fraction 0.04
 """
 
 from __future__ import annotations
@@ -24,7 +29,6 @@ from quatsphere.train.batches import epoch_order
 from quatsphere.train.run import fit_to_data, load_data
 
 RATES = (3e-4, 1e-3, 3e-3)
-EPOCHS = 8
 
 
 def tokens(model: nn.Module, images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -42,14 +46,14 @@ def accuracy(classifier: nn.Module, inputs: Tensor, labels: Tensor) -> float:
         return float((classifier(inputs).argmax(1) == labels).double().mean())
 
 
-def fit(inputs: Tensor, labels: Tensor, classes: int, rate: float, seed: int) -> nn.Linear:
+def fit(inputs: Tensor, labels: Tensor, classes: int, rate: float, seed: int, epochs: int) -> nn.Linear:
     """Softmax regression by Adam with a linearly falling rate."""
     torch.manual_seed(seed)
     classifier = nn.Linear(inputs.shape[1], classes)
     optimiser = torch.optim.AdamW(classifier.parameters(), lr=rate, weight_decay=0.05)
-    steps = EPOCHS * (len(inputs) // 256)
+    steps = epochs * (len(inputs) // 256)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, steps)
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         for chosen in epoch_order(seed, epoch, len(inputs)).split(256)[: len(inputs) // 256]:
             optimiser.zero_grad()
             F.cross_entropy(classifier(inputs[chosen]), labels[chosen]).backward()
@@ -62,17 +66,18 @@ def main() -> None:
     """Print the test accuracy at the best validation rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--epochs", type=int, default=8)
     asked, rest = parser.parse_known_args()
     config = resolve("train", rest or ["--preset", "lite"]).config
     dataset = load_data(config.data, lambda message: None)
     model = build_model(fit_to_data(config, dataset).model)
     splits = {name: getattr(dataset, name) for name in ("train", "val", "test")}
     inputs = {name: tokens(model, split.images, dataset.mean, dataset.std) for name, split in splits.items()}
-    seed = config.train.seed
-    found = [fit(inputs["train"], splits["train"].labels, len(dataset.classes), rate, seed) for rate in RATES]
+    seed, epochs = config.train.seed, asked.epochs
+    found = [fit(inputs["train"], splits["train"].labels, len(dataset.classes), rate, seed, epochs) for rate in RATES]
     best = max(found, key=lambda classifier: accuracy(classifier, inputs["val"], splits["val"].labels))
     facts = {name: accuracy(best, inputs[name], splits[name].labels) for name in splits}
-    facts |= {"tokens": inputs["train"].shape[1], "images": len(splits["train"].labels), "seed": seed}
+    facts |= {"tokens": inputs["train"].shape[1], "images": len(splits["train"].labels), "epochs": epochs, "seed": seed}
     print(
         json.dumps(facts) if asked.json else f"linear classifier on {facts['tokens']} samples: test {facts['test']:.4f}"
     )

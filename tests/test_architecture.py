@@ -9,9 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "quatsphere"
 
-EVERYWHERE = {"allocator", "errors", "randomness"}
+EVERYWHERE = {"allocator", "compiling", "errors", "randomness"}
 ALLOWED: dict[str, set[str]] = {
     "allocator": set(),
+    "compiling": set(),
     "errors": set(),
     "randomness": set(),
     "rules": set(),
@@ -34,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "allocator": set(),
+    "compiling": set(),
     "errors": set(),
     "randomness": {"torch"},
     "rules": set(),

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatsphere.randomness import finalise, fold, keep_mask, keep_scale, name_seed, stream, uniform
+from quatsphere.randomness import draw_mask, finalise, fold, keep_mask, keep_scale, name_seed, stream, uniform
 
 
 def test_stream_is_splitmix64() -> None:
@@ -45,6 +45,14 @@ def test_keep_mask_depends_on_the_sample_alone() -> None:
     whole = keep_mask(keys, 1, (7, 5), 0.5)
     parts = torch.cat([keep_mask(keys[i : i + 2], 1, (7, 5), 0.5) for i in range(0, 9, 2)])
     assert torch.equal(whole, parts)
+
+
+def test_masks_are_made_where_the_keys_are() -> None:
+    """An integer part was a CPU tensor once, and all after it with it."""
+    keys = torch.zeros(4, dtype=torch.int64, device="meta")
+    assert fold(keys, 5).device == keys.device
+    assert fold(5, keys, 7).device == keys.device
+    assert draw_mask(keys, 2**63 - 1, (3, 2), 0.5).device == keys.device
 
 
 def test_name_seed_tells_names_and_seeds_apart() -> None:

@@ -71,3 +71,25 @@ def test_results_are_those_of_the_page() -> None:
     shown = README.split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0].strip()
     assert shown
     assert shown in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_results_begin_with_what_they_are_worth() -> None:
+    """Length, accuracy and floor before any verdict; of runs this short neither `holds` nor `fails`."""
+    first, *rest = README.split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0].strip().splitlines()
+    for words in ("40,000 images", "41.6 %", "38.8 %", "No accuracy of the paper has been reproduced yet"):
+        assert words in first
+    verdicts = [line for line in rest if line.startswith("- ")]
+    assert verdicts
+    assert not any(re.match(r"- \*\*(holds|fails)", line) for line in verdicts)
+
+
+def test_speed_is_that_of_the_page() -> None:
+    """The fused kernel stands beside the fused dot product over the same neighbours, with the figures of the page."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    ours, other = (
+        re.search(rf"{name}.*\n\| `numba_cpu` \| ([\d.]+)", page) for name in ("`factored` \\|", "dot-product")
+    )
+    assert ours
+    assert other
+    assert f"`numba_cpu`, fused | {ours[1]} |" in README
+    assert f"the same 16 neighbours: `numba_cpu`, fused | {other[1]} |" in README

@@ -14,6 +14,7 @@ from quatsphere.rules import check_types, require, require_finite, require_fract
 
 Layout = Literal["sphere", "plane"]
 Resample = Literal["index", "geometric"]
+Stencil = Literal["span", "pitch"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,14 @@ class LatticeConfig:
     plane_rows: int = 16
     """Rows of every flat lattice; each shell size must be a multiple (paper is silent; 16 keeps V exact)."""
     wrap: bool = False
-    """Let the sampling stencil wrap around in longitude: for true panoramas (paper: border padding)."""
+    """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
+    the edges that meet (paper: border padding)."""
     resample: Resample = "index"
     """How tokens pass to a shell of another size: along the vertex index (paper) or by position."""
+    stencil: Stencil = "span"
+    """What 2/sqrt(V_1) measures: half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
+    self_neighbour: bool = True
+    """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -73,15 +79,17 @@ class QSVConfig(LatticeConfig):
     """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
 
     name: Literal["qsv"] = "qsv"
-    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
     dim: int = 256
     """Feature dimension d = 4 * heads * channels (paper: 256)."""
     heads: int = 16
     """H, heads; each token carries one quaternion per head (paper: 16)."""
     routing: Literal["alignment", "absolute", "uniform", "geometric"] = "alignment"
     """How neighbours are weighted: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
-    transport: Literal["sandwich", "identity", "one_sided", "projected"] = "sandwich"
-    """How a message changes on its way: r x r* (paper), x, r x, or a learned linear map per head."""
+    transport: Literal["sandwich", "identity", "one_sided", "projected", "lift", "lower"] = "sandwich"
+    """How a message changes: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
+    head_mixing: Literal["none", "linear"] = "none"
+    """What mixes the heads of a message: nothing (paper), or a learned linear map of all d features in each step."""
     field: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
     """The quaternion field: base and perturbation learned (paper), frozen, or learned base alone."""
     field_init: Literal["near_identity", "haar", "aligned"] = "near_identity"
@@ -98,8 +106,12 @@ class QSVConfig(LatticeConfig):
     """Vertex positions; always frozen on the plane (paper: learned)."""
     rounds: int = 2
     """Within-shell aggregation rounds on the last shell (paper: 2)."""
-    pooling: Literal["quaternion", "mean"] = "quaternion"
-    """Quaternion-native softmax pooling (paper), or the mean over vertices."""
+    pooling: Literal["quaternion", "quaternion_per_head", "mean"] = "quaternion"
+    """Quaternion-native softmax pooling (paper) with one weight per vertex or per vertex and head, or the mean."""
+    inner_skip: Literal["none", "residual"] = "none"
+    """The block after the kernel, with y = Hamilton(z): FFN(y), or y + FFN(y) (paper is silent)."""
+    perturbation: Literal["step", "shell"] = "step"
+    """Who owns a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
     attention_dropout: float = 0.1
     """Dropout on the routing weights (paper: 0.1)."""
     output_dropout: float = 0.1
@@ -141,13 +153,15 @@ class AttentionConfig(LatticeConfig):
     """The matched baseline: dot-product attention on the same graph."""
 
     name: Literal["attention"] = "attention"
-    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
     dim: int | None = None
     """Width; none solves it from QSV's parameter budget: the largest multiple of 8 within it (paper: 96)."""
     heads: int | None = None
     """Heads; none means 6 where 6 divides dim (paper's size), else head dimension 16 or 8."""
     budget: int | None = None
     """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes (paper)."""
+    routing: Literal["softmax", "uniform"] = "softmax"
+    """How neighbours are weighted: softmax of query and key (paper's baseline), or 1/k."""
     value: Literal["projected", "identity"] = "projected"
     """The value path: W_V (paper's baseline), or removed (paper's W_V -> identity)."""
     positions: Literal["frozen", "learned"] = "frozen"
@@ -180,7 +194,7 @@ class ResNet20Config:
     """ResNet-20 (He et al. 2016, option A), trained under the same pipeline."""
 
     name: Literal["resnet20"] = "resnet20"
-    """qsv, attention or resnet20, each with its own fields (paper: qsv against the others)."""
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
     image_size: int = 32
     """Side of the square input image in pixels; training takes the data's (paper: 32)."""
     in_channels: int = 3
@@ -198,7 +212,20 @@ class ResNet20Config:
         require(self.width >= 1, f"width must be >= 1: got {self.width}")
 
 
-ModelConfig = QSVConfig | AttentionConfig | ResNet20Config
+@dataclass(frozen=True)
+class LinearConfig(LatticeConfig):
+    """Softmax regression on the samples that the first shell takes of the image: the floor of every comparison."""
+
+    name: Literal["linear"] = "linear"
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
+
+    @property
+    def positions(self) -> str:
+        """Vertex positions are frozen."""
+        return "frozen"
+
+
+ModelConfig = QSVConfig | AttentionConfig | ResNet20Config | LinearConfig
 
 
 @dataclass(frozen=True)
@@ -217,6 +244,8 @@ class DataConfig:
     """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
     image_size: int | None = None
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
+    fit: Literal["crop", "squash"] = "crop"
+    """How an image that is not square becomes so: crop to the centre, or squash both sides (paper's are square)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -311,6 +340,8 @@ class TrainConfig:
     """Coefficient of the quaternion smoothness between epochs (paper: 1e-3)."""
     head_diversity: float = 1e-2
     """Coefficient of the head diversity (paper: 1e-2)."""
+    head_diversity_pairs: Literal["sum", "mean"] = "sum"
+    """Reduction of the head diversity over pairs of heads; the paper writes a sum, its diagnostics fit a mean."""
     beta_penalty: float = 1e-5
     """Coefficient of the L2 penalty on the beta logits (paper: 1e-5)."""
     seed: int = 42

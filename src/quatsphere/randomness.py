@@ -30,11 +30,13 @@ def finalise(x: Tensor) -> Tensor:
 
 
 def fold(*parts: int | Tensor) -> Tensor:
-    """One int64 key per element of the broadcast parts; the order of the parts matters."""
+    """One int64 key per element of the broadcast parts, on the device of its tensors; the order of the parts matters.
+
+    An integer joins a tensor on any device as it is: nothing is copied between devices.
+    """
     key = torch.zeros((), dtype=torch.int64)
     for part in parts:
-        part = part.long() if isinstance(part, Tensor) else torch.tensor(_signed(part), dtype=torch.int64)
-        key = finalise(key.to(part.device) + GOLDEN + part)
+        key = finalise(key + GOLDEN + (part.long() if isinstance(part, Tensor) else _signed(part)))
     return key
 
 

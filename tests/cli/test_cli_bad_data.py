@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
         r"bad image train/a/x.jpg \(.*(truncated|broken)",
     ),
     "8 text": ("folder", lambda files: files | {"train/a/x.png": b"hello"}, "not a PNG, JPEG or WebP image"),
-    "8 huge": ("folder", lambda files: files | {"train/a/x.png": bare_png(20_000)}, "more than 64000000 pixels"),
+    "8 huge": ("folder", lambda files: files | {"train/a/x.png": bare_png(20_000)}, "more than 64,000,000 pixels"),
     "9 empty class": (
         "folder",
         lambda files: files | {"train/d/readme": b""},

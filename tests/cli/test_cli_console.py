@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from quatsphere.cli import console
 from quatsphere.cli.console import LiveReporter, Ticker, counted, evaluation_table
+from quatsphere.cli.forecast import Forecast
 from quatsphere.train.progress import Progress
 
 FACTS: dict[str, Any] = {
@@ -64,6 +66,36 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_file_hears_something_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
     assert "epoch 1/2, step 3/3  loss 2.000  acc 0.250  100 img/s" in watch(monkeypatch, terminal=False).splitlines()
+
+
+def steps_of(count: int, seconds: float, start: int = 0) -> list[Progress]:
+    """Progress after each of `count` steps; the first one takes a minute."""
+    return [Progress(step=start + i + 1, step_in_epoch=i + 1, seconds=60 + i * seconds) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "start", "line"),
+    [
+        (0.1, 0, "about 10 s for 1 epoch"),
+        (6.0, 0, "about 10 min for 1 epoch"),
+        (90.0, 0, "about 2.5 h for 1 epoch"),
+        (3600.0, 0, "about 4.2 days for 1 epoch"),
+        (0.1, 50, "about 4 s for 1 epoch left"),
+    ],
+)
+def test_a_forecast_is_one_line_from_the_first_steps(seconds: float, start: int, line: str) -> None:
+    forecast = Forecast(100, {"train": 1000, "val": 0})
+    said = [forecast.line(progress, 100) for progress in steps_of(20, seconds, start)]
+    assert [text for text in said if text is not None] == [line]
+    assert said.index(line) == (5 if seconds < 2 else 2 if seconds < 10 else 1)
+
+
+def test_training_says_how_long_it_will_take(tiny: list[str], command: Any) -> None:
+    ended = command("train", *tiny, "--run-dir=run", "--train.epochs=5")
+    assert ended.code == 0, ended.err
+    lines = [line for line in ended.err.splitlines() if line.startswith("about ")]
+    assert len(lines) == 1
+    assert re.fullmatch(r"about \d+ (s|min) for 5 epochs", lines[0])
 
 
 def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

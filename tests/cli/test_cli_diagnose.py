@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from quatsphere.cli.diagnosis import show
+from quatsphere.diagnostics import PAPER
 from quatsphere.diagnostics.sections import SECTIONS
 
 Command = Callable[..., Any]
+LITE = Path(__file__).parent.parent.parent / "results" / "lite"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,29 @@ def test_the_file_holds_every_section(run: Path) -> None:
     assert found["accuracy"]["held_out"]["images"] == found["accuracy"]["train"]["images"] == 40
 
 
+def test_the_fingerprint_beside_the_papers(tiny_run: Path, command: Command) -> None:
+    ended = command("diagnose", str(tiny_run), "--fingerprint", "--images", "4")
+    assert ended.code == 0, ended.err
+    assert "0.24-0.46" in ended.out
+    assert {"fits", "misses"} & set(ended.out.split())
+    found = json.loads(command("diagnose", str(tiny_run), "--fingerprint", "--images", "4", "--json").out)
+    assert [mark["name"] for mark in found][:2] == ["normalised routing entropy", "peak weight, multiples of 1/k"]
+    assert not (tiny_run / "diagnostics.json").exists()
+
+
+def test_what_fused_steps_hide_is_measured(command: Command) -> None:
+    """The demo's model with its default backend: interventions have effects, every part has its time."""
+    words = ["--preset", "demo", "--train.epochs", "1", "--data.train_limit", "64", "--run-dir", "demo"]
+    assert command("train", *words).code == 0
+    out = command("diagnose", "demo", "--images", "8", "--accuracy-images", "20").out
+    assert "parts (time measured part by part; training runs these parts" in out
+    found = json.loads(Path("demo/diagnostics.json").read_text())
+    effects = [*found["transport"]["heads"], *found["transport"]["steps"], found["transport"]["all"]]
+    assert min(abs(effect["nll"]) for effect in effects) > 1e-5
+    assert {"perturbation", "kernel", "Hamilton block"} <= set(found["parts"]["time_share"])
+    assert found["parts"]["note"] == "measured part by part; training runs these parts fused"
+
+
 def test_for_people(tiny_run: Path, command: Command) -> None:
     ended = command("diagnose", str(tiny_run), "--images", "4", "--accuracy-images", "20", "--no-save")
     assert ended.code == 0
@@ -42,10 +69,17 @@ def test_for_people(tiny_run: Path, command: Command) -> None:
     titles = ("accuracy", "by step", "field by shell", "vertices by shell", "over training", "parts")
     for title in (*titles, "transport off at test time"):
         assert f"\n{title}" in ended.out
-    assert "about 0.99" in ended.out
-    assert "0.24-0.46" in ended.out
     assert "holonomy of" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
+    assert "automobile" not in ended.out  # these are digits
+    assert "0.24-0.46" not in ended.out
+
+
+def test_the_papers_values_stand_beside_its_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads((run / "diagnostics.json").read_text())
+    show(found | {"data": "cifar10", "paper": PAPER}, Console())
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("automobile, truck", "about 0.99", "0.24-0.46", "paper: QSV on CIFAR-10"))
 
 
 def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
@@ -107,8 +141,10 @@ def cell(variant: str, seed: int, accuracy: float, **settings: Any) -> dict[str,
         "variant": variant,
         "seed": seed,
         "status": "finished",
-        "config": {"model.shells": 2, **settings},
+        "config": {"model.shells": 2, "model.base_vertices": 48, "train.batch_size": 32, **settings},
         "test_accuracy": accuracy,
+        "steps": 1250,
+        "parameters": 43_111,
         "trajectory": {"beta": beta, "beta_min": beta, "beta_max": beta},
     }
 
@@ -143,13 +179,42 @@ def test_numbers_of_the_figures_of_results() -> None:
     assert (off.paper_accuracy, off.paper_change) == (81.7, -4.3)
     costs, told = costs_of(cells)
     assert costs == pytest.approx({"transport_identity": -3.6})
-    assert "our own runs" in told
+    assert "our own runs with\n2 shells of 48 to 72 vertices, 43,111 parameters, 40,000 images seen; n = 3 (" in told
     paper, told = costs_of([])
     assert paper == {"routing_uniform": -0.2, "transport_identity": -4.3, "both_off": -21.8, "frozen_random": -19.4}
     assert "the paper's" in told
     (curve,) = probe_curves(cells)
-    assert curve.label == "learned (n = 3)"
+    assert curve.label == "learned: 52.0 (n = 3)"
     assert list(curve.mean) == pytest.approx([0.7931, 0.8, 0.8])
+
+
+def test_every_figure_of_results_is_of_one_data_set(command: Command) -> None:
+    """In results/lite: a hundred cells of CIFAR-10 with five epochs, apart from the part of CIFAR-100 with four."""
+    from quatsphere.cli.figure_data import read_results, result_figures
+
+    found = dict(result_figures(read_results(str(LITE))))
+    assert set(found) == {
+        f"{kind}-{data}" for kind in ("ablation", "temperature") for data in ("cifar10", "cifar100-part")
+    }
+    (legend,) = found["temperature-cifar10"].legends
+    assert legend.get_title().get_text() == "CIFAR-10, mean test accuracy in %"
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "learned: 41.6 (n = 100)",
+        "starts at 5: 41.1 (n = 13)",
+        "frozen at 5: 40.9 (n = 13)",
+    ]
+    assert max(found["temperature-cifar10"].axes[0].lines[0].get_xdata()) == 5
+    assert found["ablation-cifar100-part"].axes[0].get_xlabel().startswith("CIFAR-100 part: ")
+
+
+def test_the_costs_in_the_schematic_say_where_they_are_from() -> None:
+    from quatsphere.cli.figure_data import costs_of, read_results, schematics
+
+    for records, says in (([], "the paper's values"), (read_results(str(LITE)), "n = 100 (uniform), 17 (identity)")):
+        caption = dict(schematics(*costs_of(records)))["qsv"].get_supxlabel()
+        assert "Drawn: the paper's geometry, 5 shells of 128 to 384 vertices." in caption
+        assert says in caption
+    assert "3 shells of 48 to 96 vertices, 43,111 parameters, 40,000 images seen" in caption
 
 
 def test_figures_of_a_benchmark(command: Command) -> None:

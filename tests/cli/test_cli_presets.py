@@ -78,6 +78,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "paper-attention": {"model.name": "attention", "train.patience": None, "model.dim": None, "model.heads": None},
     "paper-flat": {"model.name": "attention", "model.layout": "plane", "train.patience": None},
     "paper-resnet20": {"model.name": "resnet20", "model.width": 16, "train.patience": None},
+    "paper-linear": {"model.name": "linear", "train.patience": None},
 }
 BASELINE = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0, "model.rounds": 0, "model.positions": "frozen"}
 
@@ -130,6 +131,7 @@ PARAMETERS = {
     "paper-attention": 567_658,
     "paper-flat": 567_658,
     "paper-resnet20": 269_722,
+    "paper-linear": 96_010,
 }
 """DESIGN section 6 (0.27M for ResNet-20); 90 more classes are 90 more rows of 256 weights and a bias."""
 

@@ -50,6 +50,7 @@ OWN = {
     "qsv": {"model.dim": 8, "model.heads": 1, "model.backend": "factored"},
     "attention": {"model.dim": 8},
     "resnet20": {"model.width": 2},
+    "linear": {},
 }
 Words = list[str]
 

@@ -96,7 +96,18 @@ def test_the_name_decides_the_models_fields(tmp_path: Path, monkeypatch: pytest.
     assert config("--model.name", "resnet20", "-c", path).model == ResNet20Config(width=5)
     monkeypatch.setenv("QUATSPHERE_MODEL__NAME", "resnet20")
     assert config("-c", path).model == ResNet20Config(width=5)
-    assert set(MODEL_CONFIGS) == {"qsv", "attention", "resnet20"}
+    assert set(MODEL_CONFIGS) == {"qsv", "attention", "resnet20", "linear"}
+
+
+def test_a_choice_that_only_the_other_model_has_is_left_out(tmp_path: Path) -> None:
+    """`routing` is a field of two models with other choices: a file of one serves the other, as without the field."""
+    for name, choice, other in (("qsv", "absolute", "attention"), ("attention", "softmax", "qsv")):
+        path = settings_file(tmp_path, f"model: {{name: {name}, routing: {choice}, shells: 3}}")
+        changed = config("-c", path, "--model.name", other).model
+        assert (changed.name, changed.shells) == (other, 3)
+        assert changed.routing == MODEL_CONFIGS[other]().routing
+    path = settings_file(tmp_path, "model: {name: qsv, routing: uniform}")
+    assert config("-c", path, "--model.name", "attention").model.routing == "uniform"
 
 
 def test_fields_of_another_model_say_whose_they_are(fails: Callable[..., str], tmp_path: Path) -> None:

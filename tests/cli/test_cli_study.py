@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_plans_are_listed_with_their_size(command: Command) -> None:
     lines = command("study", "plans").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["paper", "lite", "beyond", "sweep", "precision", "smoke"]
+    names = ["paper", "lite", "beyond", "sweep", "precision", "tuning", "curve", "smoke"]
+    assert [line.split()[0] for line in lines] == names
     assert "99 cells" in lines[1]
     cells = command("study", "plans", "smoke").out.split()
     assert cells[0] == "digits.full.s1"
@@ -42,7 +46,7 @@ def test_plans_are_listed_with_their_size(command: Command) -> None:
 def test_a_plan_is_checked_row_by_row(command: Command) -> None:
     lines = command("study", "check", "smoke").out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        f"digits.{row}" for row in ("full", "transport_identity", "routing_uniform", "both_off", "attention")
+        f"digits.{row}" for row in ("full", "transport_identity", "both_off", "routing_uniform", "attention")
     ]
     assert all(line.endswith("only its target changes") for line in lines)
 
@@ -92,8 +96,12 @@ def test_the_page_is_a_function_of_the_folder_and_includes_the_reading(command: 
         pages.append(Path(name).read_text())
     assert pages[0] == pages[1]
     assert "What surprised us." in pages[0]
-    assert "- **holds**: removing transport costs accuracy (4.3 points). Paper -4.3, ours -4.25 [" in pages[0]
+    assert '0.99 times the paper\'s size**: "removing transport costs accuracy (4.3 points)". Paper -4.3' in pages[0]
     assert folder not in pages[0]
+    (link,) = re.findall(r"\[by_seed\.csv\]\((.*)\)", pages[0])
+    rows = list(csv.DictReader(io.StringIO(Path(link).read_text())))
+    assert len(rows) == 3 * len(PAPER) + 1
+    assert {"data": "cifar10", "row": "full", "seed": "42", "test accuracy": "85.90", "commit": "c" * 12} in rows
 
 
 def test_status(command: Command, folder: str) -> None:
@@ -116,6 +124,33 @@ def test_status(command: Command, folder: str) -> None:
 )
 def test_mistakes(words: tuple[str, ...], code: int, message: str, fails: Command) -> None:
     fails(code, message, *words)
+    assert not Path("x").exists()
+
+
+def test_a_missing_package_is_found_before_the_first_cell(tmp_path: Path) -> None:
+    """In processes that cannot import scikit-learn, the command's and its workers' alike."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['sklearn'] = None\n")
+    words = (sys.executable, "-m", "quatsphere", "study", "run", "smoke", "--results", str(tmp_path / "x"))
+    paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, **paths})
+    assert ended.returncode == 3
+    assert "started" not in ended.stdout
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("data set 'digits' needs scikit-learn; pip install quatsphere[demo]")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "words"),
+    [
+        (3, "no CIFAR-10 files in", ("lite", "--data-root", ".")),
+        (2, "batch_size must not exceed the 1295 training images", ("smoke", "--set", "train.batch_size=2000")),
+    ],
+)
+def test_missing_data_is_found_before_the_first_cell(
+    code: int, message: str, words: tuple[str, ...], fails: Command
+) -> None:
+    fails(code, message, "study", "run", *words, "--results", "x")
     assert not Path("x").exists()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,20 +175,73 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
     assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_predict_refuses_what_is_no_image(tiny_run: Path, tmp_path: Path, pictures: list[str], fails: Command) -> None:
+def test_predict_refuses_what_is_no_image(
+    tiny_run: Path, tmp_path: Path, pictures: list[str], fails: Command, command: Command
+) -> None:
+    """The others are answered; one bad file is the error, of several each is noted."""
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "cut.png").write_bytes((tmp_path / "tall.png").read_bytes()[:200])
     os.mkfifo(tmp_path / "pipe.png")
-    for name, reason in (
-        ("text.png", "not a PNG, JPEG or WebP image"),
-        ("empty.png", "the file is empty"),
-        ("cut.png", "truncated|broken"),
-        ("pipe.png", "not a regular file"),
-        ("missing.png", "No such file or directory"),
-        (".", "not a regular file|directory"),
-    ):
-        fails(3, rf"cannot read {name} \(.*({reason}).*\); give a PNG", "predict", str(tiny_run), pictures[0], name)
+    reasons = {
+        "text.png": "not a PNG, JPEG or WebP image",
+        "empty.png": "the file is empty",
+        "cut.png": "truncated|broken",
+        "pipe.png": "not a regular file",
+        "missing.png": "No such file or directory",
+    }
+    answers = [command("predict", str(tiny_run), name).out for name in pictures[:2]]
+    for name, reason in reasons.items():
+        cure = rf"cannot read {name} \(.*({reason}).*\); give a PNG"
+        fails(3, cure, "predict", str(tiny_run), name)
+        ended = command("predict", str(tiny_run), pictures[0], name, pictures[1])
+        assert (ended.code, len(ended.err.splitlines())) == (3, 1)
+        assert re.search(cure, ended.err)
+        assert [line.split()[:2] for line in ended.out.splitlines()] == [line.split()[:2] for line in answers]
+    ended = command("predict", str(tiny_run), *reasons, pictures[0])
+    assert ended.code == 3
+    assert len(ended.out.splitlines()) == 1
+    *notes, last = ended.err.splitlines()
+    assert [re.search("cannot read (.*?) ", line)[1] for line in notes] == list(reasons)  # type: ignore[index]
+    assert last == "quatsphere: error: 5 images could not be read, see above; the others are answered"
+
+
+def test_predict_takes_folders(tiny_run: Path, tmp_path: Path, noise: Callable[..., bytes], command: Command) -> None:
+    for name in ("b/2.png", "b/1.PNG", "b/deep/3.png", "b/.hidden.png", "a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(noise(0))
+    (tmp_path / "b" / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    ended = command("predict", str(tiny_run), "b", "a.png", "a.png", "--json")
+    assert ended.code == 0, ended.err
+    files = [json.loads(line)["file"] for line in ended.out.splitlines()]
+    assert files == ["b/1.PNG", "b/2.png", "b/deep/3.png", "a.png", "a.png"]
+    assert ended.err == "quatsphere: note: 1 of 4 files in b ignored: no PNG, JPEG or WebP\n"
+    ended = command("predict", str(tiny_run), "empty", "a.png")
+    assert (ended.code, len(ended.out.splitlines())) == (3, 1)
+    assert "no PNG, JPEG or WebP images in empty; name image files" in ended.err
+
+
+def test_predict_says_how_many_pixels_are_allowed(tiny_run: Path, tmp_path: Path, fails: Command) -> None:
+    """A PNG of 240 megapixels, as in the header of a real one; its pixels are never read."""
+    chunks = (b"IHDR" + struct.pack(">IIBBBBB", 20_000, 12_000, 8, 2, 0, 0, 0), b"IDAT")
+    sealed = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks]
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(sealed))
+    cure = r"cannot read huge.png \(more than 64,000,000 pixels\); resize it$"
+    fails(3, cure, "predict", str(tiny_run), "huge.png")
+
+
+def test_a_root_that_digits_do_not_use_is_said(tiny_run: Path, command: Command) -> None:
+    said = "quatsphere: note: --data.root is not used: digits are embedded; choose other images with --data.name"
+    ended = command("evaluate", str(tiny_run), "--data.root", "/nonexistent")
+    assert (ended.code, ended.err.splitlines()) == (0, [said])
+
+
+def test_a_table_is_no_folder_of_images(tiny: list[str], tmp_path: Path, fails: Command) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    message = r"x.csv is neither a folder nor a zip; pass --data.root of a folder with one subfolder per class"
+    fails(3, message, "train", *tiny, "--data.name=folder", "--data.root=x.csv", "--run-dir=run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_info_for_scripts_and_people(command: Command) -> None:

@@ -128,13 +128,37 @@ def test_mistakes_are_one_line(tiny_run: Path, tmp_path: Path, fails: Command, c
     assert not list(tmp_path.glob("*.html"))
 
 
-@pytest.mark.parametrize("change", [["--model.layout", "plane"], ["--model.transport", "one_sided"]])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--model.layout", "plane"],
+        ["--model.transport", "one_sided"],
+        ["--model.transport", "lift", "--model.head_mixing", "linear", "--model.perturbation", "shell"],
+    ],
+)
 def test_other_models(change: list[str], tiny: list[str], command: Command, tmp_path: Path) -> None:
     assert command("train", *tiny, *change, "--run-dir", "r").code == 0
     ended = command("view", "r")
     assert ended.code == 0, ended.err
     assert ended.out == "view: r/view.html  (trace: r/view.safetensors)\n"
     assert read_trace(tmp_path / "r/view.safetensors").arrays["positions.0"].shape[1] == (2 if "plane" in change else 3)
+
+
+def test_evidence_with_a_pool_weight_per_head(tiny: list[str], command: Command) -> None:
+    """What the vertices add to the predicted logit still sums to it, less its bias."""
+    change = ["--model.pooling", "quaternion_per_head"]
+    assert command("train", *tiny, *change, "--run-dir", "r").code == 0
+    trained = open_run("r")
+    model: Any = trained.model
+    shown = two_test_images(trained, None)
+    found = compute_trace(trained, shown).arrays
+    mean, std = torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"])
+    with torch.no_grad():
+        logits, trace = model(normalize(torch.stack([i.pixels for i in shown]), mean, std), return_trace=True)
+    said = logits.argmax(1)
+    exact = (logits.gather(1, said[:, None])[:, 0] - model.classifier.bias[said]).detach().numpy()
+    assert np.allclose(found[f"evidence.{len(trace['weights']) - 1}"].sum(1), exact, atol=1e-4)
+    assert np.allclose(found["pool"].sum(1), 1, atol=1e-5)
 
 
 def test_attention_has_weights_and_no_frames(command: Command, tmp_path: Path) -> None:

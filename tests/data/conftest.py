@@ -33,15 +33,16 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode here instead of in worker processes, for tests that are about something else: saves their start."""
 
-    def decode_here(files: Sequence[ImageFile], size: int, **_: object) -> DecodedFiles:
+    def decode_here(files: Sequence[ImageFile], size: int, fit: str = "crop", **_: object) -> DecodedFiles:
         result = DecodedFiles.empty(len(files), size)
         for index, file in enumerate(files):
             try:
-                found = images.decode(file.read(), size)
+                found = images.decode(file.read(), size, fit)
             except (images.BadImage, DataError) as error:
                 result.bad[index] = str(error)
                 continue
             result.images[index], result.resized[index] = found.pixels, found.resized
+            result.square[index] = found.square
             result.digests[index] = np.frombuffer(found.digest, np.uint8)
             result.formats[index] = images.FORMATS.index(found.format)
         return result

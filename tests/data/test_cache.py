@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from quatsphere.data import Dataset, cache, folder, load_dataset
 from quatsphere.data.decoder import DecodedFiles
@@ -19,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    from PIL import Image
-
     generator = np.random.default_rng(0)
     for kind in "ab":
         (tmp_path / "set" / kind).mkdir(parents=True)
@@ -74,6 +73,23 @@ def test_changed_source_replaces_its_entry(root: Path, tmp_path: Path, decodings
     assert len(decodings) == 4
     assert first.fingerprint != second.fingerprint
     assert len(entries(place)) == 4
+
+
+def test_each_fit_has_its_entry(tmp_path: Path, decodings: list[int]) -> None:
+    generator = np.random.default_rng(0)
+    for kind in "ab":
+        (tmp_path / "set" / kind).mkdir(parents=True)
+        for i in range(8):
+            pixels = generator.integers(0, 256, (6, 12, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "set" / kind / f"{i}.png")
+    place = tmp_path / "c"
+    cropped, squashed, again = (
+        load_dataset("folder", root=tmp_path / "set", cache=place, fit=fit) for fit in ("crop", "squash", "crop")
+    )
+    assert len(decodings) == 2
+    assert same(cropped, again)
+    assert cropped.fingerprint == squashed.fingerprint
+    assert not torch.equal(cropped.train.images, squashed.train.images)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])

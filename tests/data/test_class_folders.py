@@ -265,8 +265,11 @@ def test_damaged_zip_member_is_a_bad_image(tmp_path: Path) -> None:
 
 def test_roots_that_are_no_image_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"hello")
-    with pytest.raises(DataError, match="is not a readable zip"):
+    with pytest.raises(DataError, match=r"neither a folder nor a zip; pass --data\.root of a folder with one"):
         load_dataset("folder", root=tmp_path / "file")
+    (tmp_path / "damaged.zip").write_bytes(b"PK hello")
+    with pytest.raises(DataError, match="is not a readable zip"):
+        load_dataset("folder", root=tmp_path / "damaged.zip")
     with pytest.raises(DataError, match=r"no such file or folder: .*; check --data\.root"):
         load_dataset("folder", root=tmp_path / "missing")
     with pytest.raises(DataError, match=r"have no default place; pass --data\.root"):

@@ -23,7 +23,7 @@ import os, sys, time
 sys.path.insert(0, {folder!r})
 import images
 real = images.decode
-def decode(data, size):
+def decode(data, size, how):
     if data == b"kill":
         os.kill(os.getpid(), 9)
     if data == b"hang":
@@ -33,9 +33,9 @@ def decode(data, size):
         raise SystemExit("out of cheese")
     if data == b"raise":
         raise images.BadImage("raised")
-    return real(data, size)
+    return real(data, size, how)
 images.decode = decode
-images.serve(int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+images.serve(int(sys.argv[1]), sys.argv[2], sys.stdin.buffer, sys.stdout.buffer)
 """
 
 

@@ -90,6 +90,18 @@ def test_other_sizes_are_resized_on_the_shorter_side_and_cut(shape: tuple[int, i
     assert np.abs(found.pixels[0, 10] - np.interp(centres, np.arange(width), across)).max() < max(3.0, 300 / width)
 
 
+def test_squash_keeps_both_edges() -> None:
+    pixels = np.zeros((32, 64, 3), np.uint8)
+    pixels[:, :16], pixels[:, -16:] = (255, 0, 0), (0, 0, 255)
+    data = saved(Image.fromarray(pixels))
+    cropped, squashed = decode(data, 16), decode(data, 16, "squash")
+    assert cropped.pixels.max() < 40
+    assert squashed.pixels[:, 8, 0].tolist() == [255, 0, 0]
+    assert squashed.pixels[:, 8, -1].tolist() == [0, 0, 255]
+    assert not squashed.square
+    assert cropped.digest == squashed.digest
+
+
 def test_digest_is_of_the_source_size() -> None:
     data = saved(Image.fromarray(GRADIENT))
     assert decode(data, 4).digest == decode(data, 9).digest
@@ -115,8 +127,8 @@ WHOLE = {kind: saved(Image.effect_noise((64, 64), 50).convert("RGB"), kind) for 
         (saved(Image.new("RGB", (4, 4)), "GIF"), "not a PNG, JPEG or WebP image"),
         (saved(Image.new("RGB", (4, 4)), "BMP"), "not a PNG, JPEG or WebP image"),
         (saved(Image.new("RGB", (4, 4)), "TIFF"), "not a PNG, JPEG or WebP image"),
-        (png_header(9_000, 9_000), f"more than {MOST_PIXELS} pixels"),
-        (png_header(20_000, 20_000), f"more than {MOST_PIXELS} pixels"),
+        (png_header(9_000, 9_000), f"more than {MOST_PIXELS:,} pixels"),
+        (png_header(20_000, 20_000), f"more than {MOST_PIXELS:,} pixels"),
         *((data[: len(data) // 2], ".") for data in WHOLE.values()),
     ],
     ids=["empty", "text", "gif", "bmp", "tiff", "large", "huge", "cut png", "cut jpeg", "cut webp"],

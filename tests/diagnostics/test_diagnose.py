@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,29 @@ SMALL_QSV: dict[str, Any] = {**SMALL, "dim": 16, "heads": 2, "neighbours": 4, "r
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsv": ("qsv", SMALL_QSV),
     "plane": ("qsv", {**SMALL_QSV, "layout": "plane", "plane_rows": 4}),
+    "readings": (
+        "qsv",
+        {
+            **SMALL_QSV,
+            "stencil": "pitch",
+            "perturbation": "shell",
+            "inner_skip": "residual",
+            "pooling": "quaternion_per_head",
+            "self_neighbour": False,
+        },
+    ),
+    "mixed": ("qsv", {**SMALL_QSV, "transport": "lift", "head_mixing": "linear"}),
     "attention": ("attention", {**SMALL, "dim": 16, "heads": 2}),
+    "attention_uniform": ("attention", {**SMALL, "dim": 16, "heads": 2, "routing": "uniform"}),
     "resnet20": ("resnet20", {"image_size": 8, "in_channels": 1, "width": 2}),
 }
 NO_FIELD = {"spread", "beta", "bound", "heads", "drift", "holonomy", "transport"}
 ABSENT = {
     "qsv": {"training"},
     "plane": {"training", "graphs"},
+    "readings": {"training"},
+    "mixed": {"training"},
+    "attention_uniform": {"training"} | NO_FIELD,
     "attention": {"training"} | NO_FIELD,
     "resnet20": {"training", "routing", "coverage", "graphs"} | NO_FIELD,
 }
@@ -70,8 +87,14 @@ def test_what_applies_to_which_model(kind: str, found: dict[str, dict[str, Any]]
     assert {name for name in SECTIONS if "absent" in seen[name]} == ABSENT[kind]
     assert all(seen[name]["absent"] for name in ABSENT[kind])
     assert (seen["schema"], seen["model"]) == (SCHEMA, MODELS[kind][0])
-    assert seen["paper"] == (PAPER if seen["model"] == "qsv" else {})
+    assert seen["paper"] == {}  # digits are not the paper's data
     assert json.loads(json.dumps(seen, allow_nan=False)) == seen
+
+
+@pytest.mark.parametrize("kind", ["qsv", "attention"])
+def test_the_papers_values_belong_to_its_model_on_its_data(kind: str, digits: Dataset) -> None:
+    seen = diagnose(made(kind), replace(digits, name="cifar10"), images=4, only=["routing"])
+    assert seen["paper"] == (PAPER if kind == "qsv" else {})
 
 
 def test_an_untrained_model(found: dict[str, dict[str, Any]]) -> None:
@@ -129,6 +152,12 @@ def test_uniform_routing_is_uniform(digits: Dataset) -> None:
     seen = diagnose(stirred(routing="uniform"), digits, images=4, only=["routing", "beta"])
     assert seen["routing"]["entropy"] == seen["routing"]["peak"] == [1, 1, 1]
     assert seen["beta"]["used"] is False
+    seen = diagnose(stirred("attention_uniform"), digits, images=4, only=["routing"])
+    assert seen["routing"]["entropy"] == seen["routing"]["peak"] == [1, 1]
+
+
+def test_metrics_agree_on_the_k_nearest_others(found: dict[str, dict[str, Any]]) -> None:
+    assert found["readings"]["graphs"] == found["qsv"]["graphs"]
 
 
 def test_a_frozen_identity_field(digits: Dataset) -> None:
@@ -166,7 +195,7 @@ def test_drift_and_motion_of_a_trained_field(digits: Dataset) -> None:
     assert "absent" in diagnose(model, digits, only=["drift"])["drift"]
 
 
-@pytest.mark.parametrize("transport", ["sandwich", "one_sided"])
+@pytest.mark.parametrize("transport", ["sandwich", "one_sided", "lift", "lower"])
 def test_all_transport_off_is_the_identity_variant(transport: str, digits: Dataset) -> None:
     full, off = stirred(transport=transport), stirred(transport="identity")
     off.load_state_dict(full.state_dict())

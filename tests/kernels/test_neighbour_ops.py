@@ -59,10 +59,11 @@ def test_gradients_of_first_and_second_order(graph: Tensor) -> None:
 
 def test_torch_accepts_the_operators(graph: Tensor) -> None:
     weights, target, source = tensors((1, 5, 2, 2), (1, 5, 2, 3), (1, 5, 2, 3))
+    operators = torch.ops.quatsphere
     for operator, arguments in (
-        (edge_dot, (target, source, graph)),
-        (gather_sum, (weights, source, graph)),
-        (scatter_sum, (weights, target, graph, 5)),
+        (operators.edge_dot.default, (target, source, graph)),
+        (operators.gather_sum.default, (weights, source, graph)),
+        (operators.scatter_sum.default, (weights, target, graph, 5)),
     ):
         torch.library.opcheck(operator, arguments)
 

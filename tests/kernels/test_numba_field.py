@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import Mixing, Network, numba_cpu, numba_cpu_field, tangent
+from quatsphere.kernels import Mixing, Network, numba_cpu, numba_cpu_field, perturb, tangent
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
@@ -119,3 +119,13 @@ def test_shapes_the_loops_would_read_beyond_are_refused() -> None:
         numba_cpu_field.perturb(*two[:6], two[6], *mix(4, 3, 4))
     with pytest.raises(ConfigError, match="a shell of 2 vertices needs as many rows"):
         numba_cpu_field.perturb(*one[:5], one[5][:2], None, None, None)
+
+
+def test_an_odd_width_runs_plain() -> None:
+    """The loops take two hidden numbers at a time: an odd width read and wrote beyond the arrays."""
+    hidden, inner, weight, bias, bounds, base = make(5, (2, 3, 2, 1), 1.0)
+    odd = hidden[..., :6], inner[:6], weight[:, :3], bias
+    with pytest.raises(ConfigError, match="pairs of hidden numbers: got 3"):
+        numba_cpu_field.perturb(*odd, bounds, base, None, None, None)
+    found, _ = perturb(odd[0], Network(*odd[1:]), bounds, base)
+    assert relative_error(found, plain(*odd, bounds, base)[0]) < 1e-12

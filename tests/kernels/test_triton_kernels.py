@@ -83,6 +83,20 @@ def test_equals_reference_in_single(routing: str, transport: str) -> None:
     assert_equals_reference(make_problem(1, (2, 9, 7, 4, 3, 2), routing, transport, True), torch.float32)
 
 
+@pytest.mark.parametrize("keep", [False, True], ids=["all", "keep"])
+def test_gradients_of_gradients(keep: bool) -> None:
+    """By plain torch, from the graph of the fused kernel."""
+    problem = cast(make_problem(2, (1, 3, 3, 2, 2, 1), "geometric", "sandwich", keep), torch.float64)
+    found = []
+    for backend in (triton_gpu.quaternion_attention, reference.quaternion_attention):
+        leaves = {name: getattr(problem, name).detach().requires_grad_() for name in DIFFERENTIABLE}
+        out = backend(replace(problem, **leaves)).square().sum()
+        gradients = torch.autograd.grad(out, list(leaves.values()), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in gradients), list(leaves.values())))
+    for fused, expected in zip(*found, strict=True):
+        assert relative_error(fused, expected) < 1e-10
+
+
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 32), st.integers(1, 8))
 RULES = st.tuples(st.sampled_from(ROUTINGS), st.sampled_from(TRANSPORTS), st.booleans())
 

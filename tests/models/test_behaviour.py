@@ -45,7 +45,9 @@ def test_traces_of_the_baselines(name: str) -> None:
     ("name", "changes", "message"),
     [
         ("qvs", {}, "unknown model 'qvs'; did you mean 'qsv'"),
-        ("attention", {"routing": "uniform"}, "model 'attention' has no seam 'routing'"),
+        ("attention", {"transport": "identity"}, "model 'attention' has no seam 'transport'"),
+        ("attention", {"routing": "alignment"}, "routing must be softmax or uniform: got 'alignment'"),
+        ("qsv", {"base_vertices": 4, "shells": 1, "self_neighbour": False}, "k=4 neighbours .* only 3 other vertices"),
         ("resnet20", {"rounds": 2}, "model 'resnet20' has no seam 'rounds'"),
         ("qsv", {"routng": "uniform"}, "has no seam 'routng'; did you mean 'routing'"),
         ("qsv", {"routing": "sharp"}, "routing must be alignment or absolute or uniform or geometric: got 'sharp'"),

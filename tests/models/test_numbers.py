@@ -8,7 +8,10 @@ import torch
 from quatsphere import create_model
 from quatsphere.config import AttentionConfig
 from quatsphere.geometry.neighbours import edge_ratio
+from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters, default_heads, qsv_budget
+from quatsphere.study.plan import cell_config
+from quatsphere.study.scales import SCALES
 
 
 def count(model: torch.nn.Module) -> int:
@@ -50,6 +53,22 @@ def test_kernel_parameters_against_attention_projections() -> None:
     assert round(projections / 87_040) == 15
 
 
+def test_what_the_kernels_count_leaves_out() -> None:
+    """The perturbation networks make the quaternions: 73 % of the model, and with those of the same five steps 3.1x."""
+    model = create_model("qsv")
+    perturbation = model.parameter_parts()["perturbation"]
+    assert perturbation == 466_256
+    assert round(100 * perturbation / count(model)) == 73
+    assert perturbation * 5 // 7 == 333_040
+    assert round(1_315_840 / (87_040 + 333_040), 1) == 3.1
+
+
+def test_one_perturbation_network_per_shell_is_not_the_papers_size() -> None:
+    """The paper says "per shell"; five networks instead of seven would make 0.51M parameters, not 0.64M."""
+    model = create_model("qsv")
+    assert round((count(model) - 2 * model.parameter_parts()["perturbation"] // 7) / 1e6, 2) == 0.51
+
+
 def test_attention_width_is_solved_from_the_budget() -> None:
     model = create_model("attention")
     assert (model.config.dim, model.config.heads) == (96, 6)
@@ -83,6 +102,13 @@ def test_attention_at_the_same_width() -> None:
 def test_closed_form_of_the_attention_parameters(layout: str, changes: dict[str, object]) -> None:
     model = create_model("attention", layout=layout, dim=48, base_vertices=32, **changes)
     assert count(model) == attention_parameters(model.config, 48)
+
+
+def test_heads_of_the_lite_baseline() -> None:
+    """Plan `lite`: within 43,111 parameters attention has width 32, and six heads do not divide it."""
+    config = cell_config(SCALES["lite"], "cifar10", "attention", 42, data_root=None, settings={}).model
+    model = build_model(config)
+    assert (model.config.dim, model.config.heads) == (32, 2)
 
 
 def test_default_heads() -> None:

@@ -21,6 +21,28 @@ def test_graphs_of_the_paper() -> None:
     assert torch.equal(layout.within.neighbours[:, 0], torch.arange(128))  # a vertex is its own nearest
 
 
+@pytest.mark.parametrize("shells", [sphere_shells(16, 2, (1.0, 0.4), True), plane_shells(16, 2, 4)])
+def test_self_excluded_takes_the_k_nearest_others(shells: list[Shell]) -> None:
+    """Within a shell only; k stays, and so does the graph between shells."""
+    plain, others = Layout(shells, [5, 5]), Layout(shells, [5, 5], self_neighbour=False)
+    for graph, shell in ((others.within, shells[0]), (others.last, shells[1])):
+        distances = torch.cdist(shell.positions.detach().double(), shell.positions.detach().double())
+        distances.fill_diagonal_(torch.inf)
+        nearest = distances.sort(dim=1).values[:, :5]
+        assert torch.allclose(distances.gather(1, graph.neighbours), nearest)
+        assert (graph.neighbours != torch.arange(shell.count)[:, None]).all()
+    assert torch.equal(others.cross[0].neighbours, plain.cross[0].neighbours)
+
+
+def test_self_excluded_among_vertices_that_coincide() -> None:
+    points = torch.ones(6, 3)
+    found = nb.nearest_others(points, 2)
+    assert (found != torch.arange(6)[:, None]).all()
+    assert found.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1], [0, 1]]
+    with pytest.raises(ConfigError, match="shell 1 wants k=4 neighbours but a source shell has only 3 other vertices"):
+        Layout(sphere_shells(4, 1, (1.0, 0.4), False), self_neighbour=False)
+
+
 def test_constrain_restores_radii_exactly_and_follows_positions() -> None:
     layout = Layout(sphere_shells(16, 3, (1.0, 0.4), True))
     graphs = [layout.within.neighbours, layout.cross[0].neighbours, layout.cross[1].neighbours]
@@ -55,6 +77,25 @@ def test_within_a_shell_resampling_is_the_identity() -> None:
     x = torch.randn(2, 16, 5)
     assert layout.within.resample(x) is x
     assert layout.cross[0].resample(x).shape == (2, 24, 5)
+
+
+@pytest.mark.parametrize("resample", ["index", "geometric"])
+def test_interpolation_weights_follow_the_precision(resample: nb.Resample) -> None:
+    """Converted without a forward pass, as before torch.compile: exact in float64, in float32 as they were."""
+    layout = Layout(sphere_shells(16, 2, (1.0, 0.4), True), resample=resample)
+    graph, before = layout.cross[0], layout.cross[0].resample_weights
+    assert before.dtype == torch.float32
+    source, target = (shell.positions.detach().double() for shell in layout.shells)
+    exact = nb.index_resampling(16, 24, torch.float64)[1]
+    if resample == "geometric":
+        exact = nb.geometric_resampling(sphere.directions(target), sphere.directions(source))[1]
+    layout.double()
+    assert torch.equal(graph.resample_weights, exact)
+    layout.float()
+    assert torch.equal(graph.resample_weights, before)
+    layout.bfloat16()
+    assert graph.resample_weights.dtype == torch.bfloat16
+    assert "cross.0.resample_weights" not in layout.state_dict()
 
 
 def test_plane_is_frozen_and_looks_where_it_lies() -> None:

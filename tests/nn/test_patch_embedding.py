@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import gradcheck
 
+from quatsphere import create_model
 from quatsphere.geometry import sphere
 from quatsphere.nn.patch_embedding import PatchEmbedding, make_stencil, sample_image
 
@@ -16,6 +18,41 @@ def test_stencil_is_the_spacing_of_the_vertices() -> None:
     assert stencil.abs().max() == pytest.approx(2 / math.sqrt(128))
     assert torch.equal(stencil[12], torch.zeros(2))
     assert stencil[1, 0] > stencil[0, 0]  # along a row the first coordinate, u, changes
+
+
+def test_stencil_by_pitch() -> None:
+    """Neighbouring samples lie 2/√V apart, in the module that a model builds too."""
+    line = [column * 2 / math.sqrt(128) for column in range(-2, 3)]
+    expected = torch.tensor([[u, v] for v in line for u in line])
+    assert torch.allclose(make_stencil(128, reading="pitch"), expected, atol=1e-7)
+    for name in ("qsv", "attention"):
+        assert torch.allclose(create_model(name, stencil="pitch").embed.stencil, expected, atol=1e-7)
+
+
+def test_pitch_samples_where_the_formula_says() -> None:
+    """Values and gradients of the whole embedding against bilinear samples at u + 2a/√V, v + 2b/√V."""
+    torch.manual_seed(0)
+    embed = PatchEmbedding(3, 8, 16, stencil="pitch").double()
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    coords = (torch.rand(16, 2, dtype=torch.float64) * 2 - 1).requires_grad_()
+    places = [coords + torch.tensor([a, b], dtype=torch.float64) / 2 for b in range(-2, 3) for a in range(-2, 3)]
+    grid = torch.stack(places, dim=1).expand(2, -1, -1, -1)
+    samples = F.grid_sample(images, grid, padding_mode="border", align_corners=False).permute(0, 2, 3, 1)
+    literal = embed.norm(embed.projection(samples.flatten(2)))
+    probe = torch.randn_like(literal)
+    ours = embed(images, coords)
+    assert torch.allclose(ours, literal, atol=1e-12)
+    gradients = [torch.autograd.grad((out * probe).sum(), coords)[0] for out in (ours, literal)]
+    assert torch.allclose(*gradients, atol=1e-10)
+
+
+def test_stencil_follows_the_precision() -> None:
+    embed, exact = PatchEmbedding(3, 8, 48), make_stencil(48, dtype=torch.float64)
+    assert torch.equal(embed.stencil, exact.float())
+    assert torch.equal(embed.bfloat16().stencil, exact.bfloat16())
+    assert torch.equal(embed.double().stencil, exact)
+    assert torch.equal(embed.float().stencil, exact.float())
+    assert "stencil" not in embed.state_dict()
 
 
 def test_pixel_centres_return_the_pixels() -> None:

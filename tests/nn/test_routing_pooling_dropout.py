@@ -7,7 +7,7 @@ import torch
 
 from quatsphere.geometry import quaternion as Q
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.pooling import MeanPooling, PoolAlong, QuaternionPooling
+from quatsphere.nn.pooling import POOLINGS, MeanPooling, PoolAlong, QuaternionPooling
 from quatsphere.nn.routing import ROUTINGS, Alignment
 from quatsphere.nn.trace import NoTrace, Trace
 from quatsphere.nn.transport import TRANSPORTS
@@ -48,6 +48,29 @@ def test_pooling_by_hand() -> None:
     weights = tokens[..., 3::4].sum(-1).softmax(1)
     assert torch.allclose(trace["pool_weights"], weights)
     assert torch.allclose(pooled, (weights[..., None] * tokens).sum(1))
+
+
+def test_pooling_per_head_by_hand() -> None:
+    """Each head has its own softmax over vertices, of the sum over its own channels; values and gradients."""
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)  # heads, channels, components
+    base = Q.normalize(torch.tensor([1.0, 0, 0, 0]).double() + 0.2 * torch.randn(5, 3, 4, dtype=torch.float64))
+    trace = Trace()
+    pooled = POOLINGS["quaternion_per_head"]()(tokens.flatten(2), base, trace)
+    weights = (tokens[..., 1:] @ trace["pool_direction"]).sum(-1).softmax(1)
+    expected = (weights[..., None, None] * tokens).sum(1).flatten(1)
+    assert torch.allclose(trace["pool_weights"], weights)
+    assert torch.allclose(trace["pool_scores"].softmax(1), weights)
+    assert torch.allclose(pooled, expected)
+    probe = torch.randn_like(pooled)
+    gradients = [torch.autograd.grad((out * probe).sum(), tokens)[0] for out in (pooled, expected)]
+    assert torch.allclose(*gradients)
+
+
+def test_one_head_pools_per_head_as_over_all() -> None:
+    tokens, base = torch.randn(2, 5, 8), Q.random_unit(5, 1)
+    pooled = [POOLINGS[name]()(tokens, base, NoTrace()) for name in ("quaternion", "quaternion_per_head")]
+    assert torch.equal(*pooled)
 
 
 def test_pooling_turns_with_the_field() -> None:

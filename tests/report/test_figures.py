@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,22 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyBboxPatch
 from PIL import Image
 
+from quatsphere.cli.figure_data import costs_of, read_results, schematics
 from quatsphere.diagnostics import SCHEMA
+from quatsphere.diagnostics.shares import FUSED
 from quatsphere.report import figures as draw
 from quatsphere.report.figures import style
+from quatsphere.report.figures.architecture import WITHIN
+from quatsphere.report.figures.style import INK
 from quatsphere.report.figures.temperature import FIXED_POINT
 from quatsphere.report.run_files import NEWEST_SCHEMA
 
+LITE = Path(__file__).parent.parent.parent / "results" / "lite"
 HOSTILE = [r"$\frac$ 猫", "<script>alert(1)</script>", "a very long name that never ends and never ends and never ends"]
 RNG = np.random.default_rng(0)
 COSTS = {"routing_uniform": -0.2, "transport_identity": -4.3, "both_off": -21.8, "frozen_random": -19.4}
@@ -89,8 +97,18 @@ ROWS = [
 SCALING = [{"vertices": v, "seconds": 1e-5 * v**1.1, "peak_mb": 0.1 * v} for v in (1280, 10_000, 100_000)]
 CURVE = draw.beta_curve("learned", [[1, 0.7, 0.9, 3]] * 3, ([[1, 0.5, 0.6, 3]] * 3, [[1, 1.1, 1.2, 3]] * 3), 3, None)
 
+LENGTHS = [
+    draw.LengthCurve(
+        name,
+        [draw.LengthPoint(90_000, -1.0, -2.0, 0.0, [-1.5, -0.5]), draw.LengthPoint(270_000, -2.0, None, None, [-2.0])],
+        -4.3,
+        "in trend: undecided",
+    )
+    for name in ("transport -> identity", *HOSTILE)
+]
+
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "kernel": lambda: draw.kernel_comparison(1_315_840, 87_040),
+    "kernel": lambda: draw.kernel_comparison(1_315_840, 87_040, 333_040),
     "one view": lambda: one_view(COSTS),
     "temperature": lambda: draw.temperature_probe([CURVE, *(CURVE._replace(label=name) for name in HOSTILE)]),
     "no temperature": lambda: draw.temperature_probe([]),
@@ -104,8 +122,11 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "classes of many": lambda: draw.per_class_bars({"one": {"a": 0.5, "b": None}, "two": {"a": 0.1, "b": 1.0}}),
     "hundred classes": lambda: draw.per_class_bars({"one": {f"class {i}": i / 100 for i in range(100)}}),
     "ablation": lambda: draw.ablation_bars(ROWS, "95 % interval"),
+    "lengths": lambda: draw.contrast_curves(LENGTHS, 22_500_000, "of a test"),
+    "one length": lambda: draw.contrast_curves(LENGTHS[:1], 22_500_000, "of a test"),
     "transport": lambda: draw.transport_bars(TRANSPORT, STEPS),
     "cost": lambda: draw.cost_shares(PARTS),
+    "cost with a note": lambda: draw.cost_shares({**PARTS, "note": FUSED}),
     "routing": lambda: draw.routing_histograms(histogram(5), STEPS),
     "coverage": lambda: draw.coverage_map([shell(32, True), shell(48, True)], True),
     "plane": lambda: draw.coverage_map([shell(32, False)], False),
@@ -160,15 +181,72 @@ def texts(figure: Figure) -> list[str]:
 def test_costs_are_labels() -> None:
     shown = " | ".join(texts(one_view(COSTS))).replace("\N{MINUS SIGN}", "-")
     assert all(f"{cost:+.1f}" in shown for cost in COSTS.values())
-    assert "of a test" in shown
+    assert one_view(COSTS).get_supxlabel() == "of a test"
     few = " | ".join(texts(one_view({"both_off": -3.0}))).replace("\N{MINUS SIGN}", "-")
     assert "both: -3.0" in few
     assert "identity" not in few
 
 
+def real_view(*, paper: bool = False) -> Figure:
+    """The figure as the command draws it, with the costs of results/lite or the paper's."""
+    figure = dict(schematics(*costs_of([] if paper else read_results(str(LITE)))))["qsv"]
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def test_shells_are_round() -> None:
+    figure = real_view()
+    circles = [patch for patch in drawn(figure).axes[0].patches if isinstance(patch, Circle)]
+    assert len(circles) == 5
+    for circle in circles:
+        box = circle.get_window_extent()
+        assert box.width == pytest.approx(box.height, rel=1e-3)
+
+
+def test_the_first_step_within_the_shell_is_drawn() -> None:
+    """Fourteen neighbours of a vertex of the outer shell, then those between shells."""
+    lines = real_view().axes[0].lines
+    assert [line.get_color() for line in lines] == [WITHIN] * 14 + [INK] * (14 + 3 * 16)
+    for line in lines[:14]:
+        x, y = line.get_xydata()[1]
+        assert math.hypot(x - 4.75, y - 3.68) == pytest.approx(2.62)
+
+
+def drawn(figure: Figure) -> Figure:
+    """The figure after its layout."""
+    FigureCanvasAgg(figure).draw()
+    return figure
+
+
+@pytest.mark.parametrize("make", [real_view, partial(real_view, paper=True), FIGURES["kernel"]])
+def test_text_stays_in_its_box_and_off_other_text(make: Callable[[], Figure]) -> None:
+    for axes in drawn(make()).axes:
+        boxes = {
+            (box.get_x() + box.get_width() / 2, box.get_y() + box.get_height() / 2): box.get_window_extent()
+            for box in axes.patches
+            if isinstance(box, FancyBboxPatch)
+        }
+        assert boxes
+        extents = [(text.get_position(), text.get_window_extent()) for text in axes.texts]
+        for place, extent in extents:
+            box = next((box for centre, box in boxes.items() if np.allclose(centre, place)), None)
+            assert box is None or (box.x0 < extent.x0 and extent.x1 < box.x1), place
+            assert box is None or (box.y0 < extent.y0 and extent.y1 < box.y1), place
+        assert not any(one.overlaps(other) for (_, one), (_, other) in combinations(extents, 2))
+
+
 def test_kernel_parameters_are_told() -> None:
     assert any("1,315,840" in text for text in texts(draw.kernel_comparison(1_315_840, 87_040)))
     assert not any("parameters" in text for text in texts(draw.kernel_comparison()))
+
+
+def test_the_perturbation_networks_are_told_apart() -> None:
+    """The drawn figure, with the numbers of the model: 87,040 leaves out 333,040 of the same five steps."""
+    name, figure = next(iter(schematics(COSTS, "of a test")))
+    shown = texts(figure)
+    assert name == "kernel"
+    assert any("87,040 kernel parameters" in text for text in shown)
+    assert any("not counted: 333,040 of its perturbation networks" in text for text in shown)
 
 
 def test_the_probe_shows_the_cross_shell_steps() -> None:

@@ -59,6 +59,14 @@ def test_numbers_of_the_head() -> None:
     assert cells.rows[2][4] == "-"
 
 
+def test_claims_that_no_run_bears_on_are_not_judged() -> None:
+    claims = [claim("undecided", n=0, why="no CIFAR-10 cells"), claim("holds", kind="static", n=1)]
+    trained, static = study_report("s", [record("full", 1, dataset="digits")], claims, [], []).sections[1:3]
+    assert not trained.claims
+    assert trained.text.startswith("Not judged")
+    assert len(static.claims) == 1
+
+
 def test_identity_lists_what_differs() -> None:
     report = study_report("s", [record("full", 1), record("full", 2, commit="d" * 40)], [], [], [])
     assert dict(report.facts)["commits"] == f"{'c' * 40}; {'d' * 40}"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import time
 from typing import Any
 
 import pytest
 from made_up_results import make_row
 from rich.console import Console
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from quatsphere.cli.study_board import Board
-from quatsphere.study.estimate import Pace, images_of, probe_speed, spell_seconds
+from quatsphere.models import QSV
+from quatsphere.study.estimate import (
+    FEWEST_STEPS,
+    MOST_STEPS,
+    Pace,
+    images_of,
+    median_seconds,
+    probe_speed,
+    spell_seconds,
+)
 from quatsphere.study.launch import Outcome
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.results import Results
@@ -51,6 +63,40 @@ def test_a_model_nobody_has_heard_of_is_probed() -> None:
     pace = Pace()
     pace.measure([cell])
     assert pace.seconds(cell) is None
+
+
+def test_a_disturbed_step_does_not_count() -> None:
+    """A first step that compiles and one that other work holds up: the median is that of the others."""
+    waits = iter([0.3, 0.01, 0.3, *[0.01] * 100])
+    assert 0.01 <= median_seconds(lambda: time.sleep(next(waits))) < 0.03
+
+
+def test_a_slow_step_is_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    median_seconds(lambda: steps.append(time.sleep(0.001)))
+    assert len(steps) == 1 + MOST_STEPS
+    monkeypatch.setattr("quatsphere.study.estimate.PROBE_SECONDS", 0.1)
+    slow = iter(range(10))
+    median_seconds(lambda: time.sleep(0.06 if next(slow) else 0))
+    assert next(slow) == 1 + FEWEST_STEPS
+
+
+def test_a_probe_takes_batches_of_the_plans_size_and_says_so() -> None:
+    sizes = []
+    (cell,) = plan_cells(PLANS["smoke"], only=["digits.full.s1"], settings={"train.epochs": 20, "train.batch_size": 24})
+    hook = register_module_forward_pre_hook(
+        lambda module, inputs: sizes.append(len(inputs[0])) if isinstance(module, QSV) else None
+    )
+    said: list[str] = []
+    pace = Pace()
+    with contextlib.ExitStack() as stack:
+        stack.callback(hook.remove)
+        pace.measure([cell, cell], said.append)
+    assert set(sizes) == {24}
+    assert len(sizes) > 1 + FEWEST_STEPS
+    assert said[0] == "timing a few training steps of qsv, 24 images each ..."
+    assert said[1] == f"qsv: {pace.speeds['model qsv']:.0f} images/s"
+    assert len(said) == 2
 
 
 def test_time_for_people() -> None:

@@ -11,7 +11,7 @@ from quatsphere.config import AttentionConfig, QSVConfig
 from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import attention_parameters, solve_width
 from quatsphere.presets import PRESETS
-from quatsphere.study.plan import PLANS, cell_config, flat_settings, parameter_count, plan_cells
+from quatsphere.study.plan import PLANS, cell_config, flat_settings, parameter_count, plan_cells, reference_of
 from quatsphere.study.scales import LITE_SIZE, SCALES
 from quatsphere.study.variants import VARIANTS, find_variant
 
@@ -34,7 +34,9 @@ def lite(row: str, dataset: str = "cifar10") -> dict[str, object]:
 def test_ids_are_unique_and_name_the_cell(plan: str) -> None:
     cells = plan_cells(PLANS[plan])
     assert len({cell.id for cell in cells}) == len(cells)
-    assert all(cell.id == f"{cell.dataset}.{cell.variant}.s{cell.config.train.seed}" for cell in cells)
+    for cell in cells:
+        length = "" if cell.epochs is None else f".e{cell.config.train.epochs}"
+        assert cell.id == f"{cell.dataset}.{cell.variant}{length}.s{cell.config.train.seed}"
 
 
 def test_lite_has_the_seeds_that_were_asked_for() -> None:
@@ -106,6 +108,7 @@ def test_settings_change_every_cell_but_a_row_keeps_its_own() -> None:
     assert all(config.train.epochs == 2 for config in by_row.values())
     assert by_row["full"].model.routing == "absolute"
     assert by_row["routing_uniform"].model.routing == "uniform"
+    assert by_row["attention"].model.routing == "softmax"
     with pytest.raises(ConfigError, match=r"unknown setting 'model.rooting'"):
         plan_cells(PLANS["smoke"], settings={"model.rooting": "uniform"})
 
@@ -145,3 +148,18 @@ def test_every_variant_says_what_it_is() -> None:
     assert all(not variant.changes for name, variant in VARIANTS.items() if name in ("full", "attention", "resnet20"))
     with pytest.raises(ConfigError, match="unknown variant 'ful'"):
         find_variant("ful")
+
+
+def test_stages_of_the_curve_run_one_after_the_other() -> None:
+    cells = plan_cells(PLANS["curve"])
+    lengths = [cell.epochs for cell in cells]
+    assert lengths[:45] == [2] * 45
+    assert lengths[45:90] == [6] * 45
+    assert [cell.seed for cell in cells[:45]] == [seed for seed in (42, 1, 2, 3, 4) for _ in range(9)]
+    assert all(cell.config.train.epochs == cell.epochs and cell.config.data.train_limit is None for cell in cells)
+
+
+def test_a_length_is_part_of_a_cells_name_and_can_be_chosen() -> None:
+    cells = plan_cells(PLANS["curve"], only=["*.full.e6.*"])
+    assert [cell.id for cell in cells] == [f"cifar10.full.e6.s{seed}" for seed in (42, 1, 2, 3, 4)]
+    assert {reference_of(cell, PLANS["curve"]).config.train.epochs for cell in cells} == {6}

@@ -10,13 +10,17 @@ import pytest
 from made_up_results import make_row
 
 from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.files.checkpoint import load_best
 from quatsphere.study.launch import LocalLauncher, Outcome, Watcher
 from quatsphere.study.measure import fill_in
 from quatsphere.study.plan import PLANS, Cell, plan_cells
+from quatsphere.study.record import weights_digest
 from quatsphere.study.results import Results
 from quatsphere.study.runner import request_of, run_plan
 from quatsphere.study.status import status
 from quatsphere.study.worker import make_cell
+from quatsphere.train.evaluation import unpack_indices
+from quatsphere.train.prepare import load_data
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SHORT = {"train.epochs": 1, "data.train_limit": 64}
@@ -125,6 +129,20 @@ def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, here: A
     run_plan("smoke", cells, results, here)
     assert results.file("digits.full.s1").read_text() == first
     assert sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir()) == weights
+
+
+def test_a_row_has_the_predictions_and_the_hash_of_its_weights(results: Results, here: Any) -> None:
+    cells = short_cells("full")
+    run_plan("smoke", cells, results, here)
+    row = results.read("digits.full.s1")
+    assert row is not None
+    test = load_data(cells[0].config.data, lambda message: None).test
+    right = unpack_indices(row["predictions"]) == test.labels.numpy()
+    assert right.mean() == pytest.approx(row["test_accuracy"])
+    best = load_best(results.run("digits.full.s1").checkpoints).weights
+    assert row["weights_sha256"] == weights_digest(best)
+    name, tensor = next(iter(best.items()))
+    assert weights_digest({**best, name: -tensor}) != row["weights_sha256"]
 
 
 def test_a_cell_that_diverges_is_a_result(results: Results, here: Any) -> None:

@@ -7,11 +7,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_runs import tiny_config
 
 from quatsphere.data import Dataset
 from quatsphere.models import build_model
 from quatsphere.train import Evaluation, evaluate, predict_logits
+from quatsphere.train.evaluation import pack_indices, unpack_indices
 from quatsphere.train.run import fit_to_data, load_data
 
 THREE = ("a", "b", "c")
@@ -95,3 +98,9 @@ def test_a_split_is_called_by_its_name(split: str, digits: Dataset) -> None:
     found = evaluate(model, digits, split)  # type: ignore[arg-type]
     assert torch.equal(found.labels, getattr(digits, split).labels)
     assert len(found.logits) == len(found.labels)
+
+
+@given(st.lists(st.integers(0, 65_535), max_size=300))
+def test_packed_predictions_come_back(classes: list[int]) -> None:
+    indices = torch.tensor(classes, dtype=torch.int64)
+    assert unpack_indices(pack_indices(indices)).tolist() == classes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,13 @@ def test_diversity_is_the_sum_over_pairs_of_heads() -> None:
         assert torch.allclose(ours, plain, atol=1e-13)
 
 
+@pytest.mark.parametrize("heads", [2, 5, 16])
+def test_mean_over_pairs_is_the_sum_divided_by_their_number(heads: int) -> None:
+    fields = [random_unit(count, heads, dtype=torch.float64) for count in (3, 7)]
+    mean, total = head_diversity(fields, "mean"), head_diversity(fields)
+    assert mean.item() == pytest.approx(total.item() / (heads * (heads - 1)), rel=1e-14)
+
+
 def test_four_orthonormal_heads_have_none() -> None:
     frame = torch.linalg.qr(torch.randn(3, 4, 4, dtype=torch.float64)).Q
     assert head_diversity([frame]).item() == pytest.approx(0, abs=1e-10)
@@ -108,6 +116,9 @@ def test_auxiliary_terms_by_name_with_coefficients() -> None:
     assert terms["smoothness"].item() == pytest.approx(0, abs=1e-8)
     assert terms["beta_penalty"].item() == 0
     assert terms["head_diversity"].item() == pytest.approx(0.01 * head_diversity(auxiliary.fields).item())
+    auxiliary.config = replace(config.train, head_diversity_pairs="mean")
+    mean = head_diversity(auxiliary.fields, "mean").item()
+    assert auxiliary.terms()["head_diversity"].item() == pytest.approx(0.01 * mean)
 
 
 def test_what_is_remembered_does_not_move_with_the_field() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_config, trace_of
+from tiny_runs import as_words, tiny_config, trace_of
 
 from quatsphere.train import train
 
@@ -38,6 +42,32 @@ def test_autocast_trains_and_stays_close(
     losses = first_losses(tmp_path / "run", precision=precision)
     assert losses["loss"] == pytest.approx(exact["loss"], rel=tolerance)
     assert losses["loss"] != exact["loss"]
+
+
+SCRIPT = """
+import sys
+from quatsphere.cli import main
+main(["info", *sys.argv[2:-1]])
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="takes instructions of x86 away")
+def test_bf16_without_bf16_instructions_is_said_once_at_the_start(tmp_path: Path) -> None:
+    """The product library told to use AVX2 alone, as on a processor that has no more; info and train say so."""
+    words = as_words(tiny_config(**three_steps(precision="bf16")), tmp_path / "run")
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    )
+    warning = "train.precision bf16 is slow on this processor"
+    for said in (run.stdout, run.stderr):
+        lines = [line for line in said.splitlines() if warning in line]
+        assert len(lines) == 1
+        assert "use --train.precision fp32" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of, write_idx
 
 from quatsphere.cli import main
@@ -87,8 +89,6 @@ def test_another_configuration_is_another_run(
 
 def half_done(finished: Path, folder: Path) -> Path:
     """A copy of a run that lacks its result."""
-    import shutil
-
     shutil.copytree(finished, folder / "run")
     (folder / "run" / "result.json").unlink()
     return folder / "run"
@@ -106,6 +106,19 @@ def test_some_settings_may_change(finished: Path, tmp_path: Path) -> None:
     other = config(checkpoint_steps=3, keep=5, checkpoint_seconds=7.0)
     train(other, unfinished, RESUME)
     assert read_yaml(unfinished / "config.yaml")["train"]["keep"] == 5
+    assert trace_of(unfinished) == trace_of(finished)
+
+
+def test_a_run_older_than_a_field_resumes_with_its_default(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = half_done(finished, tmp_path)
+    stored = read_yaml(unfinished / "config.yaml")
+    del stored["model"]["stencil"]
+    (unfinished / "config.yaml").write_text(yaml.safe_dump(stored))
+    with pytest.raises(ConfigError, match=r"model\.stencil: 'span' in the run, 'pitch' now"):
+        train(config(model={"stencil": "pitch"}), unfinished, RESUME)
+    assert main(as_words(config(), unfinished, "--resume")) == 0, capsys.readouterr().err
     assert trace_of(unfinished) == trace_of(finished)
 
 

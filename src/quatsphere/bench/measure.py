@@ -132,6 +132,7 @@ def measure_scaling(settings: Settings, say: Callable[[str], None]) -> Rows:
     rows = []
     for vertices in settings.vertices:
         scaling.settings_of(vertices, settings.dim)
+    scaling.compile_kernels(settings.dim)  # here, where a notice can be shown; the processes below are silent
     for vertices in settings.vertices:
         say(f"measuring scaling: {vertices:,} vertices")
         request = {"subject": "scaling", "vertices": vertices, "dim": settings.dim, "rounds": min(5, settings.rounds)}

@@ -27,10 +27,15 @@ def settings_of(vertices: int, dim: int) -> dict[str, int]:
     return settings
 
 
+def compile_kernels(dim: int) -> None:
+    """Take a training step of a small model."""
+    TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
+
+
 def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
     """A QSV with so many vertices: seconds of a training step, and what the whole training adds to this process."""
     settings = settings_of(vertices, dim)
-    TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
+    compile_kernels(dim)
     steps: list[TrainingStep] = []
 
     def start() -> None:

@@ -7,14 +7,19 @@ import io
 import os
 import sys
 import time
-from typing import IO, Any, cast
+from collections.abc import Iterable
+from typing import IO, Any, ClassVar, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.spinner import Spinner
 from rich.table import Table
 
+from quatsphere.cli.compile_notice import PATIENCE, TEXT
+from quatsphere.cli.forecast import Forecast
+from quatsphere.compiling import compilation, working_time
 from quatsphere.train.progress import Progress, Reporter
 
 QUIET_SECONDS = 60.0
@@ -61,6 +66,36 @@ class Listener(io.TextIOBase):
         return len(text)
 
 
+class Bars(RichProgress):
+    """Bars whose elapsed and remaining time leave out compilations; a spinner below says that one runs."""
+
+    shown: ClassVar[set[Bars]] = set()
+    """Those on the screen."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        self.spinner = Spinner("dots")
+        options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "get_time": working_time}
+        super().__init__(*columns, console=console, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bars, and the spinner while kernels are compiled."""
+        yield from super().get_renderables()
+        if compilation.current >= PATIENCE:
+            self.spinner.update(text=f"{TEXT}: {compilation.seconds:.0f} s")
+            yield self.spinner
+
+    def start(self) -> None:
+        """Show the bars."""
+        super().start()
+        if self.live.is_started:
+            Bars.shown.add(self)
+
+    def stop(self) -> None:
+        """Take the bars away."""
+        Bars.shown.discard(self)
+        super().stop()
+
+
 class Ticker:
     """A bar for anything countable that may take longer than two seconds; call it with (done, total)."""
 
@@ -68,7 +103,7 @@ class Ticker:
         console = Console(stderr=True)
         self.bars = Bars(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+            TimeRemainingColumn(), console=console,
         )  # fmt: skip
         self.task = self.bars.add_task(title, total=None)
 
@@ -95,7 +130,7 @@ class LiveReporter(Reporter):
         self.bars = Bars(
             TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[news]}"), TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
-            console=self.console, transient=True, disable=not self.console.is_terminal,
+            console=self.console,
         )  # fmt: skip
         self.task = self.bars.add_task("train", total=None, epoch="", news="")
         self.speed = 0.0
@@ -111,6 +146,7 @@ class LiveReporter(Reporter):
             f"{facts['device']}, {counted(facts['threads'], 'thread')}, kernel {facts['backend']}; "
             f"run folder {facts['run']}"
         )
+        self.forecast = Forecast(facts["steps"], images)
         self.bars.update(self.task, total=facts["steps"])
         self.bars.start()
 
@@ -120,6 +156,9 @@ class LiveReporter(Reporter):
         means = progress.means()
         news = f"loss {means['loss']:.3f}  acc {means['accuracy']:.3f}  {self.speed:.0f} img/s"
         self.bars.update(self.task, completed=progress.step, epoch=f"{progress.epoch + 1}/{epochs}", news=news)
+        forecast = self.forecast.line(progress, steps)
+        if forecast is not None:
+            self._print(forecast)
         if not self.console.is_terminal and time.monotonic() - self.last_line > QUIET_SECONDS:
             self._print(f"epoch {progress.epoch + 1}/{epochs}, step {progress.step_in_epoch}/{steps}  {news}")
 

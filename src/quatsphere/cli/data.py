@@ -10,6 +10,7 @@ from typing import Any
 from quatsphere.cli.options import Options, at_least
 
 NAMES = ("digits", "cifar10", "cifar100", "folder", "idx")
+READING = ("root", "image_size", "fit", "skip_bad")
 
 
 def run(words: list[str]) -> int:
@@ -36,6 +37,9 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data.root", "--root", dest="root", metavar="PATH", help="file or folder, as in training")
     parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
     parser.add_argument(
+        "--data.fit", dest="fit", choices=("crop", "squash"), default="crop", help="images that are not square [crop]"
+    )
+    parser.add_argument(
         "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -56,7 +60,7 @@ def _verify(asked: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
     from quatsphere.data import verify
 
-    reading = {"root": asked.root, "image_size": asked.image_size, "skip_bad": asked.skip_bad}
+    reading = {name: getattr(asked, name) for name in READING}
     with Ticker("reading data") as ticker:
         report = verify(asked.name, **reading, progress=ticker)
     if asked.json:
@@ -78,7 +82,7 @@ def _preview(asked: argparse.Namespace) -> int:
 
     pictures = need_report()
     with Ticker("reading data") as ticker:
-        reading = {"root": asked.root, "image_size": asked.image_size, "skip_bad": asked.skip_bad}
+        reading = {name: getattr(asked, name) for name in READING}
         dataset = load_data(DataConfig(name=asked.name, **reading), note, ticker)
     if asked.index >= len(dataset.train.labels):
         raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {asked.index}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.options import Options, add_checkpoint, at_least
 
 FILE = "diagnostics.json"
 """Name of the result in the run folder; the report and the figures read it."""
@@ -17,6 +18,7 @@ def run(words: list[str]) -> int:
     """Look inside a run."""
     parser = Options(prog="quatsphere diagnose", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
+    add_checkpoint(parser)
     parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="images to look at [val]")
     parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="images that are traced [256]")
     parser.add_argument(
@@ -24,13 +26,18 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
+    parser.add_argument(
+        "--fingerprint", action="store_true", help="only what the paper prints of its own model, ours beside it"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.diagnosis import show
     from quatsphere.cli.trained import open_run
     from quatsphere.files.atomic import finite, write_json
 
-    trained = open_run(asked.run)
+    trained = open_run(asked.run, asked.checkpoint)
+    if asked.fingerprint:
+        return show_fingerprint(trained, asked)
     found = {"run": trained.run.name, "step": trained.step, **measure(trained, asked)}
     if not asked.no_save:
         write_json(trained.run.path / FILE, found)
@@ -43,11 +50,30 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def measure(trained: Any, asked: Any) -> dict[str, Any]:
-    """Every section, of the data the run was trained on."""
+def show_fingerprint(trained: Any, asked: Any) -> int:
+    """The paper's diagnostics beside ours, with a verdict for each."""
+    from quatsphere.cli.diagnosis import fingerprint_table
+    from quatsphere.diagnostics.fingerprint import SECTIONS, fingerprint
+    from quatsphere.diagnostics.steps import has_field
+    from quatsphere.errors import ConfigError
+
+    if not has_field(trained.model):
+        raise ConfigError(f"run '{trained.run.name}' is of a model without quaternions; name a run of QSV")
+    found = fingerprint(measure(trained, asked, SECTIONS))
+    if asked.json:
+        print(json.dumps(found))
+        return 0
+    title = f"{trained.run.name}, step {trained.step}: beside the paper's converged run at full size"
+    Console().print(fingerprint_table(found, title))
+    return 0
+
+
+def measure(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
+    """The sections named, or every section, of the data the run was trained on."""
     from quatsphere.cli.console import Ticker
     from quatsphere.cli.trained import data_of
     from quatsphere.diagnostics import diagnose
+    from quatsphere.diagnostics.sections import SECTIONS
 
     dataset = data_of(trained, asked.root)
     with Ticker("looking inside") as ticker:
@@ -59,5 +85,6 @@ def measure(trained: Any, asked: Any) -> dict[str, Any]:
             accuracy_images=asked.accuracy_images,
             seed=trained.config.train.seed,
             metrics=trained.run.read_metrics(),
+            only=tuple(SECTIONS) if only is None else only,
             progress=lambda section, done, total: ticker(done, total),
         )

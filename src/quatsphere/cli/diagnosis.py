@@ -77,6 +77,14 @@ def degrees(radians: float | None) -> str:
     return "-" if radians is None else f"{math.degrees(radians):.1f}"
 
 
+def fingerprint_table(found: Sequence[Found], title: str) -> Table:
+    """The paper's diagnostics, ours by step or shell, and the verdicts."""
+    table = _table(title, "diagnostic", "paper", "ours", "verdict")
+    for mark in found:
+        table.add_row(mark["name"], mark["paper"], ", ".join(f"{value:.3g}" for value in mark["ours"]), mark["verdict"])
+    return table
+
+
 def accuracy(found: Found) -> Table | None:
     """Clean training images against held-out ones, and the ends of the classes."""
     if not has(found, "accuracy"):
@@ -200,7 +208,9 @@ def parts(found: Found) -> Table | None:
         return None
     section = found["parts"]
     counts, time = section["parameters"], section["time_share"]
-    table = _table("parts", "part", "parameters", "share", "time of a forward pass")
+    note = section.get("note")
+    title = f"parts (time {note})" if note else "parts"
+    table = _table(title, "part", "parameters", "share", "time of a forward pass")
     for name in (*counts, *(name for name in time if name not in counts)):
         count, share = counts.get(name), section["parameter_share"].get(name)
         cells = ("-" if count is None else f"{count:,}", number(share, ".1%"), number(time.get(name), ".1%"))

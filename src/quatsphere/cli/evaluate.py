@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options
+from quatsphere.cli.options import Options, add_checkpoint
 
 
 def run(words: list[str]) -> int:
     """Evaluate a run on one split of its data."""
     parser = Options(prog="quatsphere evaluate", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
+    add_checkpoint(parser)
     parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -22,7 +23,7 @@ def run(words: list[str]) -> int:
     from quatsphere.cli.trained import open_run
     from quatsphere.files.atomic import finite
 
-    trained = open_run(asked.run)
+    trained = open_run(asked.run, asked.checkpoint)
     report = measure(trained, asked.root, asked.split)
     if asked.json:
         facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}

@@ -10,20 +10,24 @@ from typing import Any
 import numpy as np
 
 from quatsphere.errors import ConfigError
+from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_object
-from quatsphere.study.claims import CLAIMS
-from quatsphere.study.claims.rules import Contrast, difference
+from quatsphere.study.claims.rules import difference
+from quatsphere.study.curve import PAPER_IMAGES, Curve, at_one_length, curves
+from quatsphere.study.datasets import title_of
 from quatsphere.study.results import Results
 from quatsphere.study.statistics import Estimate, contrast, mean
-from quatsphere.study.tables import paper_values
+from quatsphere.study.tables import paper_changes, paper_values
 from quatsphere.study.variants import VARIANTS
 
 Drawing = tuple[str, Any]
 """Name of the file without its ending, figure."""
 Record = dict[str, Any]
-EDGE_PLACES = (0.3, -0.9, 2.2, -2.3)
+EDGE_PLACES = (2.6, 0.3, -0.9, 2.2, -2.3)
 """Longitudes, seen along the polar axis, near which the figure draws one vertex's edges."""
+COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
+"""Variant -> its name in the caption of the costs."""
 
 
 def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
@@ -36,14 +40,25 @@ def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
     parts = qsv.parameter_parts()
     steps = len(qsv.cross) + len(qsv.rounds) + 1
     shared = len(wide.cross) + 1  # the steps the baseline has a counterpart of
-    kernel = parts["field"] + parts["post"] * shared // steps
-    yield "kernel", draw.kernel_comparison(wide.parameter_parts()["projections"], kernel)
+    kernel, perturbation = parts["field"] + parts["post"] * shared // steps, parts["perturbation"] * shared // steps
+    yield "kernel", draw.kernel_comparison(wide.parameter_parts()["projections"], kernel, perturbation)
     positions = [shell.positions.detach().double().numpy() for shell in qsv.layout.shells]
-    edges = []
-    for inner, (graph, longitude) in enumerate(zip(qsv.layout.cross, EDGE_PLACES, strict=True), start=1):
-        target = _near(positions[inner], longitude)
-        edges.append((positions[inner][target], positions[inner - 1][graph.neighbours[target].numpy()]))
-    yield "qsv", draw.qsv_in_one_view(positions, edges, costs, source)
+    caption = f"Drawn: the paper's geometry, {qsv_size(qsv.config.base_vertices, qsv.config.shells)}.\n{source}"
+    yield "qsv", draw.qsv_in_one_view(positions, list(edges_of(qsv.layout, positions)), costs, caption)
+
+
+def edges_of(layout: Any, positions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """One target and its sources of the first step, within the first shell, and of every cross-shell step."""
+    graphs, sources = (layout.within, *layout.cross), (positions[0], *positions)
+    for graph, inner, outer, longitude in zip(graphs, positions, sources, EDGE_PLACES, strict=False):
+        target = _near(inner, longitude)
+        yield inner[target], outer[graph.neighbours[target].numpy()]
+
+
+def qsv_size(base_vertices: int, shells: int) -> str:
+    """`3 shells of 48 to 96 vertices`."""
+    counts = shell_sizes(base_vertices, shells)
+    return f"{shells} shells of {counts[0]} to {counts[-1]} vertices"
 
 
 def _near(positions: Any, longitude: float) -> int:
@@ -66,7 +81,8 @@ def run_figures(runs: Sequence[RunFiles], note: Callable[[str], None]) -> Iterat
         yield "throughput", draw.throughput_bars(rows, "as logged while training; comparable on an idle machine only")
     curves = [curve for run in runs if (curve := curve_of_run(run)) is not None]
     if curves:
-        yield "temperature", draw.temperature_probe(curves)
+        data = ", ".join(dict.fromkeys(title_of(run.config["data"]["name"]) for run in runs))
+        yield "temperature", draw.temperature_probe(curves, data)
     for run in runs:
         prefix = "" if len(runs) == 1 else f"{run.name}-"
         yield from ((f"{prefix}{name}", figure) for name, figure in inside_figures(run, note))
@@ -119,17 +135,37 @@ def read_results(folder: str) -> list[Record]:
     return [record for record in results.finished() if record.get("status") == "finished"]
 
 
+def length_figures(records: Sequence[Record]) -> Iterator[Drawing]:
+    """Contrasts against images seen, where cells of several lengths have their predictions."""
+    found = curves(records)
+    if any(len(curve.points) > 1 for curve in found.values()):
+        panels = [length_curve(curve) for curve in found.values()]
+        caption = "CIFAR-10; dots: seeds; bars: 95 % intervals over seeds and test images; diamonds: the paper"
+        yield "lengths", draw.contrast_curves(panels, PAPER_IMAGES, caption)
+
+
+def length_curve(curve: Curve) -> draw.LengthCurve:
+    """A contrast as the figure takes it."""
+    points = []
+    for p in curve.points:
+        low, high = p.estimate.interval() or (None, None)
+        points.append(draw.LengthPoint(p.images, p.estimate.value, low, high, list(p.by_seed.values())))
+    return draw.LengthCurve(curve.contrast.title, points, curve.contrast.paper, f"in trend: {curve.trend}")
+
+
 def result_figures(records: Sequence[Record]) -> Iterator[Drawing]:
-    """The ablation table of every data set, and the probe of β."""
+    """The ablation table and the probe of β, a figure for each data set, and contrasts against length."""
+    yield from length_figures(records)
+    records = at_one_length(records)
     datasets = list(dict.fromkeys(record["dataset"] for record in records))
     for dataset in datasets:
-        rows = ablation_rows([record for record in records if record["dataset"] == dataset], dataset)
-        name = "ablation" if len(datasets) == 1 else f"ablation-{dataset}"
-        if rows:
-            yield name, draw.ablation_bars(rows, "95 % interval")
-    curves = probe_curves(records)
-    if curves:
-        yield "temperature", draw.temperature_probe(curves)
+        cells = [record for record in records if record["dataset"] == dataset]
+        suffix = "" if len(datasets) == 1 else f"-{dataset}"
+        if rows := ablation_rows(cells, dataset):
+            yield f"ablation{suffix}", draw.ablation_bars(rows, "95 % interval", title_of(dataset))
+        if curves := probe_curves(cells):
+            caption = f"{title_of(dataset)}, mean test accuracy in %"
+            yield f"temperature{suffix}", draw.temperature_probe(curves, caption)
 
 
 def accuracies(records: Sequence[Record]) -> dict[str, dict[int, float]]:
@@ -160,41 +196,41 @@ def measured(found: Estimate) -> draw.Measured:
     return draw.Measured(found.value, *(found.interval() or (None, None)))
 
 
-def paper_changes() -> dict[tuple[str, str], float]:
-    """(data set, row) -> the paper's change from the row's reference in points, from the ledger."""
-    changes = {}
-    for claim in CLAIMS:
-        quantity = getattr(claim.rule, "quantity", None)
-        if isinstance(quantity, Contrast) and quantity.metric == "test" and isinstance(claim.paper, int | float):
-            row = next(iter(quantity.weights))
-            if dict(quantity.weights) == difference(row, VARIANTS[row].reference):
-                changes[quantity.dataset, row] = float(claim.paper)
-    return changes
-
-
 def costs_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
-    """Changes from the full kernel in points for the labels of the figure, and whose they are."""
-    found = accuracies([record for record in records if record["dataset"] == "cifar10"])
+    """Changes from the full kernel in points for the labels of the figure, and from which runs they are."""
+    cells = [record for record in records if record["dataset"] == "cifar10"]
+    found = accuracies(cells)
     ours = {name: contrast(found, difference(name, "full")) for name in draw.COSTS if {name, "full"} <= found.keys()}
-    costs = {name: change.value for name, change in ours.items() if change is not None}
-    if costs:
-        return costs, "change of CIFAR-10 test accuracy in points; our own runs, means paired by seed"
+    known = {name: change for name, change in ours.items() if change is not None}
+    what = "Costs: change of CIFAR-10 test accuracy in points"
+    if known:
+        seeds = ", ".join(f"{change.n} ({COST_TITLES[name]})" for name, change in known.items())
+        own = f"{what}, means paired by seed, of our own runs with\n{size_of(cells)}; n = {seeds}."
+        return {name: change.value for name, change in known.items()}, own
     paper = paper_changes()
-    return (
-        {name: paper["cifar10", name] for name in draw.COSTS},
-        "change of CIFAR-10 test accuracy in points; the paper's values",
-    )
+    return {name: paper["cifar10", name] for name in draw.COSTS}, f"{what}; the paper's values, at this size."
+
+
+def size_of(records: Sequence[Record]) -> str:
+    """Size and length of the full model's runs, every value that occurs."""
+    full = [record for record in records if record["variant"] == "full"]
+    models = {qsv_size(cell["config"]["model.base_vertices"], cell["config"]["model.shells"]) for cell in full}
+    parameters = {f"{cell['parameters']:,}" for cell in full}
+    images = {f"{cell['steps'] * cell['config']['train.batch_size']:,}" for cell in full}
+    sizes, counts, seen = (" or ".join(sorted(values)) for values in (models, parameters, images))
+    return f"{sizes}, {counts} parameters, {seen} images seen"
 
 
 def probe_curves(records: Sequence[Record]) -> list[draw.BetaCurve]:
-    """β of the full kernel and of both probes, seeds merged."""
+    """β of the full kernel and of both probes, seeds merged, with their accuracies; of cells of one data set."""
     curves = []
     for variant in ("full", "beta_warm", "beta_frozen"):
         cells = [record for record in records if record["variant"] == variant and any(record["trajectory"]["beta"])]
         if cells and cells[0]["config"]["model.shells"] > 1:
             settings = cells[0]["config"]
             done = beta_label(settings.get("model.beta_start"), settings.get("model.beta_frozen", False))
-            label = f"{done} (n = {len(cells)})"
+            accuracy = statistics.mean(100 * cell["test_accuracy"] for cell in cells)
+            label = f"{done}: {accuracy:.1f} (n = {len(cells)})"
             curves.append(draw.merge_curves(label, [curve_of_cell(label, cell) for cell in cells]))
     return curves
 

@@ -38,7 +38,7 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
     from quatsphere.train.identity import commit, processor, versions
     from quatsphere.train.memory import estimate_bytes
     from quatsphere.train.parallel import Team
-    from quatsphere.train.run import pick_device
+    from quatsphere.train.prepare import pick_device, precision_warning
 
     model = build_model(config.model)
     device = pick_device(config.train.device, Team())
@@ -51,6 +51,8 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
         "commit": commit(),
         "backend": backend,
         "backend_reason": reason,
+        "precision": config.train.precision,
+        "precision_warning": precision_warning(config.train.precision, device),
         "model": config.model.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parts": model.parameter_parts(),
@@ -67,6 +69,8 @@ def show(facts: dict[str, Any]) -> None:
     print(f"device     {facts['device']} ({facts['processor']}, {counted(facts['threads'], 'thread')})")
     print("versions   " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
     print(f"kernel     {facts['backend']}: {facts['backend_reason']}")
+    if facts["precision_warning"]:
+        print(f"precision  {facts['precision_warning']}")
     print(f"memory     about {facts['memory_bytes'] / 2**30:.2f} GiB to train at batch {facts['batch']}")
     Console().print(parameter_table(facts["parts"], f"{facts['model']}: parameters by part"))
     roles = {role: count for role, count in facts["roles"].items() if count}

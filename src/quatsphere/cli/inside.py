@@ -14,12 +14,13 @@ from quatsphere.data.augment import normalize
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion
 from quatsphere.models import QSV, AttentionNet, build_model
-from quatsphere.nn.shell_step import to_quaternions
 from quatsphere.report.images import to_rgb
 from quatsphere.report.trace import Trace
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 LIKELIEST = 3
+ROUTINGS = {"softmax": "dot product"}
+"""How the view calls a routing, where not by the setting's name."""
 
 
 class Shown(NamedTuple):
@@ -38,7 +39,7 @@ def compute_trace(trained: Trained, shown: list[Shown]) -> Trace:
     pixels = torch.stack([image.pixels for image in shown])
     images = normalize(pixels, torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"]))
     logits, trace = model(images, return_trace=True)
-    arrays: Arrays = {"pixels": pixels.numpy(), "pool": to_array(trace["pool_weights"])}
+    arrays: Arrays = {"pixels": pixels.numpy(), "pool": to_array(pool_weights(trace).mean(-1))}
     arrays |= {f"positions.{shell}": places for shell, places in enumerate(shell_positions(model))}
     steps = step_facts(model)
     for step in range(len(steps)):
@@ -76,6 +77,7 @@ def step_facts(model: QSV | AttentionNet) -> list[dict[str, Any]]:
 def facts(trained: Trained, shown: list[Shown], logits: Tensor, steps: list[dict[str, Any]]) -> dict[str, Any]:
     """Names and numbers that are no arrays."""
     config, classes = trained.config.model, trained.meta["classes"]
+    routing = getattr(config, "routing", "")
     model: Any = trained.model
     best = logits.softmax(1).topk(min(LIKELIEST, logits.shape[1]))
     return {
@@ -83,7 +85,7 @@ def facts(trained: Trained, shown: list[Shown], logits: Tensor, steps: list[dict
         "checkpoint": trained.step,
         "model": config.name,
         "layout": getattr(config, "layout", ""),
-        "routing": getattr(config, "routing", "dot product"),
+        "routing": ROUTINGS.get(routing, routing),
         "transport": getattr(config, "transport", None),
         "heads": model.config.heads,
         "steps": steps,
@@ -107,9 +109,16 @@ def evidence(model: QSV | AttentionNet, trace: Any, logits: Tensor) -> Arrays:
     said = logits.argmax(1)
     gradients = torch.autograd.grad(logits.gather(1, said[:, None]).sum(), trace["hidden"])
     shares = [(hidden * gradient).sum(-1) for hidden, gradient in zip(trace["hidden"], gradients, strict=True)]
-    per_vertex = (trace["hidden"][-1] * model.classifier.weight[said][:, None]).sum(-1)
-    shares[-1] = trace["pool_weights"] * per_vertex
+    pool = pool_weights(trace)
+    added = trace["hidden"][-1] * model.classifier.weight[said][:, None]
+    shares[-1] = (pool * added.unflatten(-1, (pool.shape[-1], -1)).sum(-1)).sum(-1)
     return {f"evidence.{step}": to_array(share) for step, share in enumerate(shares)}
+
+
+def pool_weights(trace: Any) -> Tensor:
+    """(B, V, H) where each head has its own, else (B, V, 1)."""
+    weights: Tensor = trace["pool_weights"]
+    return weights if weights.ndim == 3 else weights.unsqueeze(-1)
 
 
 def colours(model: Any, pixels: Tensor, arrays: Arrays, steps: list[dict[str, Any]]) -> Arrays:
@@ -136,5 +145,5 @@ def quaternions(trained: Trained, model: QSV, trace: Any) -> Arrays:
     for step, (module, tokens) in enumerate(zip([model.within, *model.cross, *model.rounds], sent, strict=True)):
         found[f"field.{step}"] = to_array(trace["field"][step])
         found[f"source_field.{step}"] = to_array(trace["source_field"][step])
-        found[f"features.{step}"] = to_array(module.transport.prepare(to_quaternions(tokens, model.config.heads)))
+        found[f"features.{step}"] = to_array(module.features(tokens, model.config.heads))
     return found

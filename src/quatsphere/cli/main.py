@@ -15,6 +15,8 @@ from pathlib import Path
 
 import quatsphere
 from quatsphere.allocator import keep_freed_memory
+from quatsphere.cli.compile_notice import CompileNotice
+from quatsphere.compiling import compilation
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
 
 VERBS = {
@@ -40,6 +42,7 @@ def main(words: list[str] | None = None) -> int:
         words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text
+    compilation.watch = CompileNotice()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:

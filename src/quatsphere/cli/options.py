@@ -28,3 +28,17 @@ def at_least(minimum: int) -> Any:
         return int(word)
 
     return number
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint of the run is loaded."""
+    parser.add_argument(
+        "--checkpoint", type=checkpoint_name, metavar="best|last|STEP", default="best", help="checkpoint to load [best]"
+    )
+
+
+def checkpoint_name(word: str) -> str:
+    """A type for `best`, `last` or the number of a step."""
+    if word not in ("best", "last") and not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be best, last or the number of a step: got {word!r:.40}")
+    return word

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quatsphere.cli.options import Options
+from quatsphere.cli.options import Options, add_checkpoint
 
 
 def run(words: list[str]) -> int:
     """Write the report."""
     parser = Options(prog="quatsphere report", description=__doc__)
     parser.add_argument("folder", metavar="RUN_OR_RESULTS", help="folder of a run, or results folder of a study")
+    add_checkpoint(parser)
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: report.html in the folder)")
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--json", action="store_true", help="print the path as JSON")
@@ -26,11 +27,13 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             f"neither a run nor results in {folder} (looked for config.yaml and cells/); name one of them"
         )
+    if not is_run and asked.checkpoint != "best":
+        raise ConfigError(f"--checkpoint is for runs, and {folder} holds the results of a study; leave it out")
     page = page_path(asked.output, folder / "report.html")
     if is_run:
         from quatsphere.cli.run_looks import write_run_report
 
-        write_run_report(folder, page, asked.root)
+        write_run_report(folder, page, asked.root, asked.checkpoint)
     else:
         from quatsphere.cli.study_looks import write_study_report
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from quatsphere.cli import diagnosis
+from quatsphere.cli.console import note
 from quatsphere.cli.figure_data import run_figures
 from quatsphere.cli.looks import sampled, shell_positions
 from quatsphere.cli.settings import group_types
@@ -32,7 +33,7 @@ ASKED, SHOWN = 512, 24
 """Test images that the model is asked about, spread over the test set, and how many of them the page shows."""
 
 
-def write_run_report(folder: Path, page: Path, root: str | None = None) -> None:
+def write_run_report(folder: Path, page: Path, root: str | None = None, checkpoint: str = "best") -> None:
     """The report of a run; without its data or weights it says so and shows the rest."""
     run = read_run_files(folder)
     looks = Looks(
@@ -41,9 +42,10 @@ def write_run_report(folder: Path, page: Path, root: str | None = None) -> None:
         settings=settings_tables(stored_config(run.path / "config.yaml")),
     )
     try:
-        trained = open_run(str(folder))
+        trained = open_run(str(folder), checkpoint)
         looks = look(trained, data_of(trained, root), looks)
     except (DataError, CheckpointError, ConfigError) as error:
+        note(f"predictions are left out: {error}")
         looks = dataclasses.replace(looks, missing=str(error))
     view = page.with_name("view.html")
     links = [(quote(view.name), "Turn the shells: open the 3-D view")] if view.is_file() else []

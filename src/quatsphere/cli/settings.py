@@ -19,6 +19,7 @@ from quatsphere.cli.help import DESCRIPTION, EPILOG, GROUPS, FieldHelp
 from quatsphere.config import (
     AttentionConfig,
     DataConfig,
+    LinearConfig,
     OptimConfig,
     QSVConfig,
     ResNet20Config,
@@ -29,7 +30,12 @@ from quatsphere.errors import ConfigError
 from quatsphere.files.safe_yaml import read_yaml
 from quatsphere.presets import PRESETS
 
-MODEL_CONFIGS: dict[str, Any] = {"qsv": QSVConfig, "attention": AttentionConfig, "resnet20": ResNet20Config}
+MODEL_CONFIGS: dict[str, Any] = {
+    "qsv": QSVConfig,
+    "attention": AttentionConfig,
+    "resnet20": ResNet20Config,
+    "linear": LinearConfig,
+}
 ENVIRONMENT = "QUATSPHERE_"
 """QUATSPHERE_TRAIN__EPOCHS=2 is --train.epochs 2."""
 NOTHING = ("none", "null")
@@ -86,9 +92,10 @@ class Layer:
 
 
 def resolve(verb: str, words: list[str], extras: Extras | None = None, base: Layer | None = None) -> Namespace:
-    """Parse words into a namespace with `config` (a RunConfig) and whatever `extras` added.
+    """Parse words into a namespace with `config` (a RunConfig), `sources` and whatever `extras` added.
 
-    `base` lies below everything else: the stored configuration of a run that is resumed.
+    `sources` lists where settings came from. `base` lies below everything else: the stored configuration of a run that
+    is resumed.
     """
     named, rest = _named(words)
     typed, rest = _typed(rest)
@@ -103,6 +110,7 @@ def resolve(verb: str, words: list[str], extras: Extras | None = None, base: Lay
     made = _parse(make_parser(verb, model, extras), layers, rest, model)
     made["config"] = RunConfig(**{group: _build(group, kind, made) for group, kind in group_types(model).items()})
     made["print_config"] = named.print_config
+    made["sources"] = [layer.source for layer in layers if layer.values]
     return made
 
 
@@ -185,7 +193,8 @@ def _environment() -> dict[str, str]:
 
 
 def _for_model(layer: Layer, model: str) -> Layer:
-    """The layer's settings, checked for the model it meant; fields that the model in use lacks are left out."""
+    """The layer's settings, checked for the model it meant; what the model in use lacks is left out: fields, and
+    choices of a field."""
     meant = str(layer.values.get("model.name", "qsv" if layer.source == "preset" else model))
     if meant not in MODEL_CONFIGS:
         raise ConfigError(f"unknown model {meant!r} ({layer.source}); choose one of {', '.join(MODEL_CONFIGS)}")
@@ -195,7 +204,14 @@ def _for_model(layer: Layer, model: str) -> Layer:
             raise ConfigError(mistakes.unknown_key(key, layer.source, list(known_fields(meant)), meant, owners))
     if meant == model:
         return layer
-    kept = {k: v for k, v in layer.values.items() if k in known_fields(model) and k != "model.name"}
+    own, theirs = known_fields(model), known_fields(meant)
+    kept = {
+        key: value
+        for key, value in layer.values.items()
+        if key in own
+        and key != "model.name"
+        and not (value in get_args(theirs[key]) and value not in get_args(own[key]))
+    }
     return Layer(layer.source, kept)
 
 

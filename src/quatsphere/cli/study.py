@@ -12,7 +12,15 @@ from types import FrameType
 from typing import Any
 
 from quatsphere.cli.options import Options, at_least
-from quatsphere.cli.study_shows import measure_cells, show_claims, show_status, show_tables, write_document
+from quatsphere.cli.study_shows import (
+    check_results,
+    measure_cells,
+    show_claims,
+    show_status,
+    show_tables,
+    verify_cell,
+    write_document,
+)
 from quatsphere.errors import ConfigError, QuatsphereError
 
 EPILOG = """\
@@ -31,7 +39,8 @@ def run(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
-    for add in (_add_plans, _add_check, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document):
+    adders = (_add_plans, _add_check, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document)
+    for add in (*adders, _add_verify):
         add(actions)
     asked = parser.parse_args(words)
     act: Callable[[argparse.Namespace], int] = asked.act
@@ -55,9 +64,10 @@ def _add_plans(actions: Any) -> None:
 
 
 def _add_check(actions: Any) -> None:
-    text = "check that every row of a plan changes its target and nothing else"
-    parser = _action(actions, "check", text, check_plan)
-    parser.add_argument("plan", metavar="PLAN", help="see 'study plans'")
+    text = "check that every row of a plan changes its target and nothing else, or that stored numbers agree"
+    parser = _action(actions, "check", text, check)
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="see 'study plans'")
+    parser.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
     parser.add_argument(
         "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
     )
@@ -107,6 +117,7 @@ def _add_table(actions: Any) -> None:
     parser = _action(actions, "table", "the paper's tables, ours beside the paper's", show_tables)
     _add_results(parser)
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown", help="default: markdown")
+    parser.add_argument("--by", choices=("row", "length"), default="row", help="length: contrasts by images seen")
     parser.add_argument(
         "--table", metavar="NAME", help="only this one: ablation, context, probes, beyond, crossed, seeds"
     )
@@ -114,6 +125,17 @@ def _add_table(actions: Any) -> None:
 
 def _add_claims(actions: Any) -> None:
     _add_results(_action(actions, "claims", "a verdict for every claim of the paper", show_claims))
+
+
+def _add_verify(actions: Any) -> None:
+    text = "train a finished cell again and compare weights, accuracy and predictions"
+    parser = _action(actions, "verify", text, verify_cell)
+    parser.add_argument("cell", metavar="CELL", help="a cell of the results folder, e.g. cifar10.full.e2.s42")
+    _add_results(parser)
+    parser.add_argument(
+        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="where to train (default: a temporary folder)")
 
 
 def _add_document(actions: Any) -> None:
@@ -128,11 +150,18 @@ def list_plans(asked: argparse.Namespace) -> int:
 
     if asked.plan is None:
         for name, plan in PLANS.items():
-            print(f"{name:<8} {len(plan_cells(plan)):>4} cells  {plan.purpose}")
+            print(f"{name:<9} {len(plan_cells(plan)):>4} cells  {plan.purpose}")
         return 0
     for cell in plan_cells(find_plan(asked.plan)):
         print(cell.id)
     return 0
+
+
+def check(asked: argparse.Namespace) -> int:
+    """A plan's rows, or a results folder."""
+    if (asked.plan is None) == (asked.results is None):
+        raise ConfigError("name a plan, or a results folder with --results; see 'quatsphere study check --help'")
+    return check_plan(asked) if asked.results is None else check_results(asked)
 
 
 def check_plan(asked: argparse.Namespace) -> int:
@@ -182,8 +211,8 @@ def run_plan(asked: argparse.Namespace) -> int:
     from quatsphere.study.estimate import Pace, spell_seconds
     from quatsphere.study.plan import plan_cells
     from quatsphere.study.results import Results
+    from quatsphere.study.runner import require_ready, unfinished
     from quatsphere.study.runner import run_plan as run_cells
-    from quatsphere.study.runner import unfinished
 
     cells = plan_cells(
         find_plan(asked.plan),
@@ -195,8 +224,10 @@ def run_plan(asked: argparse.Namespace) -> int:
     results = Results(asked.results)
     todo = unfinished(cells, results)
     launcher = make_launcher(asked.launcher, asked.jobs or default_jobs(cells[0].config.train.threads))
+    if asked.launcher == "local":
+        require_ready(todo)
     pace = Pace(results.finished())
-    pace.measure(todo)
+    pace.measure(todo, lambda text: print(text, flush=True))
     jobs, seconds = launcher.jobs, pace.left(todo, launcher.jobs)
     time = "" if seconds is None else f", about {spell_seconds(seconds)}"
     print(f"{len(cells)} cells, {len(cells) - len(todo)} finished before{time}; {jobs} side by side", flush=True)

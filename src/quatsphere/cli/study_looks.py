@@ -9,11 +9,17 @@ from quatsphere.cli.figure_data import costs_of, result_figures, schematics
 from quatsphere.report.page import Picture, Table, draw, write_report
 from quatsphere.report.study_page import study_report
 from quatsphere.study.claims import CLAIMS, decide
+from quatsphere.study.curve import at_one_length, rows_by_length
+from quatsphere.study.curve_tables import length_tables
 from quatsphere.study.results import Results
 from quatsphere.study.tables import Tables
 
 CAPTIONS = {
-    "ablation": ("Accuracies and changes", "Each row beside the one it is compared with, and the paper's values."),
+    "ablation": (
+        "Accuracies and changes",
+        "Each row beside the one it is compared with; diamonds: the paper's values.",
+    ),
+    "lengths": ("Contrasts against length", "Every confirmatory contrast of docs/protocol.md by images seen."),
     "temperature": ("Inverse temperature β", "Its course in training, with the paper's two probes."),
     "qsv": ("QSV in one view", "What each role of the kernel is worth."),
 }
@@ -25,8 +31,9 @@ def write_study_report(folder: Path, page: Path) -> None:
     results = Results(folder)
     results.require()
     records = results.finished()
+    shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
-    claims = decide(CLAIMS, records)
+    claims = decide(CLAIMS, shown)
     name = folder.absolute().name
     write_report(page, study_report(name, records, claims, study_tables(records), study_pictures(finished)))
 
@@ -44,4 +51,6 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
 
 def study_tables(records: list[dict[str, Any]]) -> list[Table]:
     """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
-    return [Table(table.title, table.head, table.rows) for table in Tables(records).all() if table.name != "seeds"]
+    by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
+    found = [*by_length, *Tables(at_one_length(records)).all()]
+    return [Table(table.title, table.head, table.rows) for table in found if table.name != "seeds"]

@@ -45,10 +45,14 @@ def measure_cells(asked: argparse.Namespace) -> int:
 
 def show_tables(asked: argparse.Namespace) -> int:
     """Every table, or one."""
+    from quatsphere.study.curve import at_one_length
+    from quatsphere.study.curve_tables import length_tables
     from quatsphere.study.render import FORMATS
     from quatsphere.study.tables import Tables
 
-    found = {table.name: table for table in Tables(_records(asked.results)).all()}
+    records = _records(asked.results)
+    tables = length_tables(records) if asked.by == "length" else Tables(at_one_length(records)).all()
+    found = {table.name: table for table in tables}
     if asked.table is not None and asked.table not in found:
         raise ConfigError(f"unknown table {asked.table!r}; choose one of {', '.join(found)}")
     chosen = list(found.values()) if asked.table is None else [found[asked.table]]
@@ -63,10 +67,11 @@ def show_claims(asked: argparse.Namespace) -> int:
     """Every claim with its verdict."""
     from quatsphere.files.atomic import finite
     from quatsphere.study.claims import CLAIMS, decide
+    from quatsphere.study.curve import at_one_length
     from quatsphere.study.document import spell_number, spell_ours
     from quatsphere.study.tables import spell_verdict
 
-    found = decide(CLAIMS, _records(asked.results))
+    found = decide(CLAIMS, at_one_length(_records(asked.results)))
     if asked.json:
         print(json.dumps(finite(found)))
         return 0
@@ -81,16 +86,78 @@ def show_claims(asked: argparse.Namespace) -> int:
 
 
 def write_document(asked: argparse.Namespace) -> int:
-    """The page of results."""
+    """The page of results, and the table of all cells that it links to."""
     from quatsphere.files.atomic import write_text
-    from quatsphere.study.document import document
+    from quatsphere.study.document import BY_SEED, by_seed, document
     from quatsphere.study.results import Results
 
     results = Results(asked.results)
     results.require()
-    write_text(Path(asked.output), document(results))
+    write_text(results.path / BY_SEED, by_seed(results))
+    write_text(Path(asked.output), document(results, Path(asked.output)))
     print(asked.output)
     return 0
+
+
+def check_results(asked: argparse.Namespace) -> int:
+    """Every cell's settings against their hash and its predictions against its accuracies."""
+    from quatsphere.errors import CheckpointError
+    from quatsphere.study.results import Results
+    from quatsphere.study.verify import inconsistencies
+
+    results = Results(asked.results)
+    results.require()
+    found = inconsistencies(results)
+    for cell, fault in found.items():
+        print(f"{cell}: {fault}")
+    records = results.finished()
+    packed = sum("predictions" in record for record in records)
+    print(f"{len(records)} cells, {packed} with predictions, {len(found)} that do not agree with themselves")
+    if found:
+        first, fault = next(iter(found.items()))
+        raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+    return 0
+
+
+def verify_cell(asked: argparse.Namespace) -> int:
+    """A cell trained again; not verified is an error."""
+    import tempfile
+
+    from quatsphere.cli.console import LiveReporter
+    from quatsphere.errors import QuatsphereError
+    from quatsphere.study.results import Results
+    from quatsphere.study.verify import retrain
+
+    results = Results(asked.results)
+    results.require()
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(asked.run_dir or Path(folder) / asked.cell)
+        found = retrain(results, asked.cell, run_dir, asked.data_root, LiveReporter())
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        print(spell_comparison(found))
+    if not found["verified"]:
+        raise QuatsphereError(f"cell {asked.cell} was not reproduced; see the lines above")
+    return 0
+
+
+def spell_comparison(found: dict[str, Any]) -> str:
+    """What a repetition gave, in words."""
+    stored, again = found["test_accuracy"]
+    low, high = found["interval"]
+    if found["same_weights"]:
+        weights = "the same weights, bit for bit"
+    else:
+        why = "although processor, threads and torch are the same" if found["bits_expected"] else "on another system"
+        weights = f"other weights, {why}"
+    same = found["same_predictions"]
+    lines = [
+        f"{found['cell']}: {weights}",
+        f"test accuracy {again:.4f}, stored {stored:.4f} (other machines: {low:.4f} to {high:.4f})",
+        *([] if same is None else [f"the same prediction on {same:.2%} of the test images"]),
+    ]
+    return "\n".join(lines)
 
 
 def _records(folder: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,8 +13,8 @@ from jsonargparse import ArgumentParser, Namespace
 from quatsphere.cli.options import Options
 from quatsphere.cli.settings import Layer, flatten, resolve
 from quatsphere.config import RunConfig
-from quatsphere.errors import ConfigError
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.files.run_folder import RunFolder, nearest_run
 from quatsphere.files.safe_yaml import read_yaml
 
 
@@ -21,7 +22,9 @@ def add_options(parser: ArgumentParser) -> None:
     """What a start may be told beside the configuration."""
     flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": bool}
     parser.add_argument("--run-dir", type=str, metavar="DIR", help="folder of the run: settings, metrics, checkpoints")
-    parser.add_argument("--resume", **flag, help="go on where the run stopped; start if it has not begun")
+    parser.add_argument(
+        "--resume", **flag, help="go on where the run stopped; with settings, start if it has not begun"
+    )
     parser.add_argument("--deterministic", **flag, help="short for --train.deterministic true")
     parser.add_argument("--accept-data-change", **flag, help="resume although the data has another fingerprint")
     parser.add_argument("--repair", **flag, help="renormalise damaged quaternions of a checkpoint, and say which")
@@ -46,6 +49,8 @@ def run(words: list[str]) -> int:
 
     if base is not None:
         require_same_run(config, RunFolder(asked.run_dir))
+    elif asked.resume and not asked.sources:
+        raise nothing_to_resume(Path(asked.run_dir))
     choices = Choices(asked.resume, asked.accept_data_change, asked.repair)
     result = train(config, asked.run_dir, choices, LiveReporter())
     if result and asked.json:
@@ -61,6 +66,15 @@ def chosen_config(asked: Namespace) -> RunConfig:
     if not asked.deterministic:
         return config
     return dataclasses.replace(config, train=dataclasses.replace(config.train, deterministic=True))
+
+
+def nothing_to_resume(path: Path) -> CheckpointError:
+    """The error for a run that is not there; without a preset it would start as the paper's, by mistake."""
+    near = nearest_run(path)
+    hint = "" if near is None else f"did you mean {near}? "
+    return CheckpointError(
+        f"no run to resume in {path} (looked for config.yaml); {hint}a new run needs --preset NAME or -c FILE"
+    )
 
 
 def stored_settings(words: list[str]) -> Layer | None:

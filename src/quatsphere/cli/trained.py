@@ -11,9 +11,10 @@ from quatsphere.cli.settings import group_types
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files.checkpoint import load_best, load_last_good, read_pointer
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.files.checkpoint import Checkpoint, load_checkpoint, load_last_good, read_pointer
+from quatsphere.files.run_folder import RunFolder, nearest_run
 from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.files.step_folder import DamagedCheckpoint, step_name, step_of, steps_in, title
 from quatsphere.models import Model, build_model
 from quatsphere.train.restore import restore_weights
 from quatsphere.train.run import load_data
@@ -30,14 +31,15 @@ class Trained:
     meta: dict[str, Any]
 
 
-def open_run(path: str) -> Trained:
-    """The model of a run at its best checkpoint (or its last, if none is best yet)."""
+def open_run(path: str, which: str = "best") -> Trained:
+    """The model of a run at a checkpoint: the best (or the last, if none is best yet), the last, or one by its step."""
     run = RunFolder(path, note)
     if not run.config.is_file():
-        raise CheckpointError(f"no run in {Path(path)} (looked for config.yaml); name the folder of a run")
+        near = nearest_run(Path(path))
+        hint = "name the folder of a run" if near is None else f"did you mean {near}?"
+        raise CheckpointError(f"no run in {Path(path)} (looked for config.yaml); {hint}")
     config = stored_config(run.config)
-    has_best = run.checkpoints.is_dir() and read_pointer(run.checkpoints, "best") is not None
-    checkpoint = load_best(run.checkpoints) if has_best else _last(run)
+    checkpoint = _checkpoint(run, which)
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, checkpoint.weights, say=note)
     model.eval()
@@ -67,7 +69,24 @@ def stored_config(path: Path) -> RunConfig:
         raise CheckpointError(f"not the settings of a run ({path}: {error}); restore the file") from error
 
 
-def _last(run: RunFolder) -> Any:
+def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
+    """The checkpoint asked for; an error names those that can be asked for instead."""
+    paths = steps_in(run.checkpoints)
+    best = read_pointer(run.checkpoints, "best")
+    if not paths or (which == "best" and best is None):
+        return _last(run)
+    path = {"best": best, "last": paths[0]}.get(which) or run.checkpoints / step_name(int(which))
+    others = ", ".join(str(step_of(other.name)) for other in paths if other != path)
+    if path not in paths:
+        raise CheckpointError(f"run '{run.name}' has no checkpoint {title(path)}; --checkpoint takes {others}")
+    try:
+        return load_checkpoint(path)
+    except DamagedCheckpoint as damage:
+        cure = f"load another checkpoint with --checkpoint {others}" if others else "no other is left, train it again"
+        raise CheckpointError(f"{str(damage).rpartition('; ')[0]}; {cure}") from damage
+
+
+def _last(run: RunFolder) -> Checkpoint:
     checkpoint = load_last_good(run.checkpoints, note) if run.checkpoints.is_dir() else None
     if checkpoint is None:
         raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")

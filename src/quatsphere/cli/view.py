@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options
+from quatsphere.cli.options import Options, add_checkpoint
 
 SIDE_BY_SIDE = 2
 
@@ -19,6 +19,7 @@ def run(words: list[str]) -> int:
     """Compute the trace, draw the page."""
     parser = Options(prog="quatsphere view", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
+    add_checkpoint(parser)
     parser.add_argument(
         "--image", metavar="FILE", nargs="+", default=[], help="one or two PNG, JPEG or WebP (default: two test images)"
     )
@@ -31,7 +32,7 @@ def run(words: list[str]) -> int:
     from quatsphere.cli.trained import open_run
 
     need_report()
-    trained = open_run(asked.run)
+    trained = open_run(asked.run, asked.checkpoint)
     page = page_path(asked.output, trained.run.path / "view.html")
     if len(asked.image) > SIDE_BY_SIDE:
         note(f"{SIDE_BY_SIDE} images stand side by side; the other {len(asked.image) - SIDE_BY_SIDE} left out")
@@ -59,10 +60,7 @@ def read_files(trained: Any, names: list[str]) -> list[Any]:
     from quatsphere.cli.inside import Shown
     from quatsphere.cli.predict import read_image
 
-    config = trained.config.model
-    return [
-        Shown(Path(name).name, read_image(Path(name), config.image_size, config.in_channels), None) for name in names
-    ]
+    return [Shown(Path(name).name, read_image(Path(name), trained.config), None) for name in names]
 
 
 def two_test_images(trained: Any, root: str | None) -> list[Any]:

@@ -17,7 +17,7 @@ from quatsphere.files import atomic
 from quatsphere.files.archives import shown
 from quatsphere.files.hashing import sha256_bytes
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the decoding rule or the layout of a cache file changes."""
 
 Arrays = dict[str, np.ndarray]

@@ -12,7 +12,7 @@ from quatsphere.data.cifar_files import Cifar, Container
 from quatsphere.data.contents import Contents, fingerprint
 from quatsphere.data.folder import Reading, read_folder
 from quatsphere.data.places import places
-from quatsphere.data.trees import read_file
+from quatsphere.data.trees import is_zip, read_file
 from quatsphere.errors import DataError
 from quatsphere.files.archives import read_tar, shown
 
@@ -29,7 +29,7 @@ def read_cifar(cifar: Cifar, root: Path | None, how: Reading) -> Contents:
     container = _container_of(cifar, path)
     if container is not None:
         return read_batches(cifar, container, _folder_bytes(container, path), path)
-    if path.is_file() and not _is_zip(path):
+    if path.is_file() and not is_zip(path):
         return _read_archive(cifar, path)
     contents = read_folder(path, SIDE, how, cifar.classes)
     if contents.test is None:
@@ -60,11 +60,6 @@ def _container_of(cifar: Cifar, path: Path) -> Container | None:
 
 def _has_class_folders(path: Path) -> bool:
     return (path / "train").is_dir() and (path / "test").is_dir()
-
-
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
 
 
 def _folder_bytes(container: Container, path: Path) -> dict[str, bytes]:

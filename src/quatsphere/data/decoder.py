@@ -49,6 +49,7 @@ class DecodedFiles:
     images: NDArray[np.uint8]  # (N, 3, size, size)
     digests: NDArray[np.uint8]  # (N, 32)
     resized: NDArray[np.bool_]
+    square: NDArray[np.bool_]  # before it was resized
     formats: NDArray[np.uint8]  # index into images.FORMATS
     bad: dict[int, str] = field(default_factory=dict)
 
@@ -56,18 +57,19 @@ class DecodedFiles:
     def empty(cls, count: int, size: int) -> DecodedFiles:
         images = np.empty((count, 3, size, size), np.uint8)
         digests = np.empty((count, 32), np.uint8)
-        return cls(images, digests, np.zeros(count, np.bool_), np.zeros(count, np.uint8))
+        resized, square = np.zeros((2, count), np.bool_)
+        return cls(images, digests, resized, square, np.zeros(count, np.uint8))
 
 
 class Worker:
     """One subprocess, and what we know of it: which file it has, since when, how many are done."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, fit: str = "crop") -> None:
         self.done = self.current = 0
         self.waiting_since: float | None = None
         self.silent_for = 0.0
         self.complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        pipe, command = subprocess.PIPE, [sys.executable, "-W", "ignore", str(WORKER), str(size)]
+        pipe, command = subprocess.PIPE, [sys.executable, "-W", "ignore", str(WORKER), str(size), fit]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self.complaints, env=environment, bufsize=1 << 20
@@ -86,14 +88,14 @@ class Worker:
         self.waiting_since = None
 
     def _receive(self, index: int, into: DecodedFiles) -> None:
-        ok, kind, resized, length, digest = REPLY.unpack(self._read(REPLY.size))
+        ok, kind, resized, square, length, digest = REPLY.unpack(self._read(REPLY.size))
         if not ok:
             into.bad[index] = shown(self._read(length).decode("utf-8", "replace"))
             return
         image = into.images[index]
         image[:] = np.frombuffer(self._read(image.size), np.uint8).reshape(image.shape)
         into.digests[index] = np.frombuffer(digest, np.uint8)
-        into.resized[index], into.formats[index] = resized, kind
+        into.resized[index], into.square[index], into.formats[index] = resized, square, kind
 
     def _read(self, count: int) -> bytes:
         assert self.process.stdout is not None
@@ -129,14 +131,22 @@ class Worker:
 
 
 def decode_files(
-    files: Sequence[ImageFile], size: int, *, timeout: float = 60.0, progress: Progress | None = None
+    files: Sequence[ImageFile],
+    size: int,
+    fit: str = "crop",
+    *,
+    timeout: float = 60.0,
+    progress: Progress | None = None,
 ) -> DecodedFiles:
-    """Decode every file to (3, size, size); a worker that dies, or owes an image for `timeout` seconds, is an error."""
+    """Decode every file to (3, size, size), fitted by `crop` or `squash`.
+
+    A worker that dies, or owes an image for `timeout` seconds, is an error.
+    """
     result = DecodedFiles.empty(len(files), size)
     batches = iter([range(i, min(i + BATCH_FILES, len(files))) for i in range(0, len(files), BATCH_FILES)])
     count = min(_cores(), MOST_WORKERS, -(-len(files) // BATCH_FILES))
     with ExitStack() as stack:
-        workers = [stack.enter_context(closing(Worker(size))) for _ in range(count)]
+        workers = [stack.enter_context(closing(Worker(size, fit))) for _ in range(count)]
         threads = stack.enter_context(ThreadPoolExecutor(max(count, 1)))
         for worker in workers:
             stack.callback(worker.process.kill)  # frees a thread that awaits an answer

@@ -6,8 +6,8 @@ It imports nothing of this package, so that a worker starts in a fifth of a seco
 2. EXIF rotation is applied; colour profiles are ignored.
 3. Sixteen-bit greys keep their high byte; palette, grey, CMYK become RGB as Pillow converts them.
 4. Transparent images are laid on white.
-5. The shorter side is resized to the wanted size and the centre square cut out (in one step, antialiased bicubic);
-   an image that has the size already is not touched.
+5. `crop` resizes the shorter side to the wanted size and cuts the centre square out, `squash` resizes both sides (in
+   one step, antialiased bicubic); an image that has the size already is not touched.
 """
 
 import hashlib
@@ -21,25 +21,32 @@ import numpy as np
 from PIL import Image, ImageOps
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+FITS = ("crop", "squash")
 MOST_PIXELS = 64_000_000
-REPLY = struct.Struct("<BBBH32s")  # ok, format, resized, length of the reason, digest
+REPLY = struct.Struct("<BBBBH32s")  # ok, format, resized, square, length of the reason, digest
 
 
 class BadImage(ValueError):
     """The file is no image that we read; the message says why."""
 
 
+class TooLarge(BadImage):
+    """The image has more than MOST_PIXELS."""
+
+
 class Decoded(NamedTuple):
-    """Pixels (3, size, size), digest of the image before resizing, whether it was resized, and its format."""
+    """Pixels (3, size, size), digest of the image before resizing, whether it was resized, whether it was square, and
+    its format."""
 
     pixels: np.ndarray
     digest: bytes
     resized: bool
+    square: bool
     format: str
 
 
-def decode(data: bytes, size: int) -> Decoded:
-    """The image in a file's bytes, or BadImage."""
+def decode(data: bytes, size: int, how: str = "crop") -> Decoded:
+    """The image in a file's bytes, fitted to the size by `crop` or `squash`, or BadImage."""
     if not data:
         raise BadImage("the file is empty")
     try:
@@ -47,9 +54,9 @@ def decode(data: bytes, size: int) -> Decoded:
             if image.width * image.height > MOST_PIXELS:
                 raise Image.DecompressionBombError
             ImageOps.exif_transpose(image, in_place=True)
-            return _finish(to_rgb(image), size, str(image.format))
+            return _finish(to_rgb(image), size, how, str(image.format))
     except Image.DecompressionBombError as error:  # ours, or Pillow's own cap that lies above
-        raise BadImage(f"more than {MOST_PIXELS} pixels") from error
+        raise TooLarge(f"more than {MOST_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
         raise BadImage("not a PNG, JPEG or WebP image") from error
     except Exception as error:  # damaged files raise anything from SyntaxError to struct.error
@@ -68,29 +75,30 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(image: Image.Image, size: int) -> Image.Image:
+def fit(image: Image.Image, size: int, how: str = "crop") -> Image.Image:
     """Rule 5; works for any mode, and a sliver of 64,000,000 x 1 costs no more than any other image."""
     if image.size == (size, size):
         return image
-    side = min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    width, height = (min(image.size),) * 2 if how == "crop" else image.size
+    left, top = (image.width - width) / 2, (image.height - height) / 2
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
 
 
-def _finish(image: Image.Image, size: int, kind: str) -> Decoded:
+def _finish(image: Image.Image, size: int, how: str, kind: str) -> Decoded:
     """Pixels at the wanted size; the digest is of (shape, pixels) before, the same as `contents.digest_images`."""
     source = _channels_first(image)
     hasher = hashlib.sha256((",".join(map(str, source.shape)) + ";").encode())
     hasher.update(source.tobytes())
-    resized = image.size != (size, size)
-    return Decoded(_channels_first(fit(image, size)) if resized else source, hasher.digest(), resized, kind)
+    resized, square = image.size != (size, size), image.width == image.height
+    pixels = _channels_first(fit(image, size, how)) if resized else source
+    return Decoded(pixels, hasher.digest(), resized, square, kind)
 
 
 def _channels_first(image: Image.Image) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def serve(size: int, requests: BinaryIO, replies: BinaryIO) -> None:
+def serve(size: int, how: str, requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer batches of files until the parent closes the pipe: batch in whole, then one reply per image.
 
     Request: count, that many lengths, the bytes. Reply: REPLY, then pixels or the reason. All little-endian.
@@ -100,19 +108,19 @@ def serve(size: int, requests: BinaryIO, replies: BinaryIO) -> None:
         count = struct.unpack("<I", head)[0]
         lengths = struct.unpack(f"<{count}I", requests.read(4 * count))
         for data in [requests.read(length) for length in lengths]:
-            replies.write(_reply(data, size))
+            replies.write(_reply(data, size, how))
             replies.flush()
 
 
-def _reply(data: bytes, size: int) -> bytes:
+def _reply(data: bytes, size: int, how: str) -> bytes:
     try:
-        found = decode(data, size)
+        found = decode(data, size, how)
     except BadImage as error:
         reason = str(error).encode("utf-8", "replace")[:1000]
-        return REPLY.pack(0, 0, 0, len(reason), bytes(32)) + reason
+        return REPLY.pack(0, 0, 0, 0, len(reason), bytes(32)) + reason
     kind = FORMATS.index(found.format)
-    return REPLY.pack(1, kind, found.resized, 0, found.digest) + found.pixels.tobytes()
+    return REPLY.pack(1, kind, found.resized, found.square, 0, found.digest) + found.pixels.tobytes()
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+    serve(int(sys.argv[1]), sys.argv[2], sys.stdin.buffer, sys.stdout.buffer)

@@ -37,7 +37,7 @@ class Layout:
 
 def organise(tree: Tree, classes: tuple[str, ...] | None = None) -> Layout:
     """The layout of a tree; `classes` demands exactly these and fixes their order, else it is alphabetical."""
-    names = sorted(name for name in tree.names if not _is_junk(name))
+    names = sorted(name for name in tree.names if not is_junk(name))
     groups = _group(names, _wrapping(names))
     _check(groups, shown(tree.path))
     classes = classes or tuple(sorted({kind for _, kind in groups}))
@@ -54,17 +54,19 @@ def organise(tree: Tree, classes: tuple[str, ...] | None = None) -> Layout:
     return Layout(printable, [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], _note(ignored))
 
 
-def _is_junk(name: str) -> bool:
+def is_junk(name: str) -> bool:
+    """Whether a file or folder of this path is hidden or a by-product of an operating system."""
     return any(part.startswith(".") or part in JUNK for part in name.split("/"))
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a name ends as those of PNG, JPEG and WebP files do."""
     return name.lower().endswith(SUFFIXES)
 
 
 def _wrapping(names: Sequence[str]) -> int:
     """How many leading folders all images share without being a part or a class."""
-    paths = [name.split("/") for name in names if _is_image(name)]
+    paths = [name.split("/") for name in names if is_image(name)]
     depth = 0
     while paths and all(len(path) > depth + 2 for path in paths):
         tops = {path[depth] for path in paths}
@@ -77,13 +79,13 @@ def _wrapping(names: Sequence[str]) -> int:
 def _group(names: Sequence[str], depth: int) -> Groups:
     """Sort the images into (part, class); other folders beside `train` and `test` are left out."""
     paths = [(name, name.split("/")[depth:]) for name in names if name.count("/") >= depth]
-    split = any(path[0] in PARTS and len(path) > 2 and _is_image(name) for name, path in paths)
+    split = any(path[0] in PARTS and len(path) > 2 and is_image(name) for name, path in paths)
     groups: Groups = {}
     for name, path in paths:
         path = path if split else ["train", *path]
         if len(path) > 2 and path[0] in PARTS:
             group = groups.setdefault((path[0], path[1]), [])
-            group += [name] if _is_image(name) else []
+            group += [name] if is_image(name) else []
     return groups
 
 

@@ -19,7 +19,8 @@ from quatsphere.data.contents import Contents, Dataset, Part, Progress, Split, c
 from quatsphere.data.digits import read_digits
 from quatsphere.data.folder import Reading, read_folder
 from quatsphere.data.idx import read_idx_folder
-from quatsphere.data.images import fit
+from quatsphere.data.images import FITS
+from quatsphere.data.images import fit as fit_image
 from quatsphere.data.places import require_root
 from quatsphere.data.split import count_repeated, count_shared, hold_out, limit_to
 from quatsphere.errors import ConfigError, DataError
@@ -57,6 +58,7 @@ def load_dataset(
     test_fraction: float = 0.2,
     train_limit: int | None = None,
     image_size: int | None = None,
+    fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -64,11 +66,12 @@ def load_dataset(
     """Load a data set by name; every choice of samples is a function of their content alone.
 
     Within each class the smallest content hashes go to the test part (where the source has none), the next smallest
-    to validation; `train_limit` keeps the smallest of what is left. Notes say what a user must know about this copy.
+    to validation; `train_limit` keeps the smallest of what is left. `fit` is `crop` (the centre square) or `squash`
+    (both sides resized) where images of a folder are not square. Notes say what a user must know about this copy.
     """
     _check_settings(val_fraction, test_fraction, train_limit, image_size, skip_bad)
-    contents = read_contents(name, root, image_size, skip_bad=skip_bad, cache=cache, progress=progress)
-    parts = [_resize(part, image_size) for part in _split(contents, val_fraction, test_fraction, train_limit)]
+    contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
+    parts = [_resize(part, image_size, fit) for part in _split(contents, val_fraction, test_fraction, train_limit)]
     mean, std = _statistics(parts[0].images)
     train, val, test = (Split(torch.from_numpy(part.images), torch.from_numpy(part.labels)) for part in parts)
     return Dataset(name, contents.classes, train, val, test, mean, std, fingerprint(contents), contents.notes)
@@ -94,6 +97,7 @@ def read_contents(
     root: str | Path | None = None,
     image_size: int | None = None,
     *,
+    fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -103,7 +107,9 @@ def read_contents(
         near = difflib.get_close_matches(name, READERS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(READERS)}"
         raise ConfigError(f"unknown data set {name!r}; {hint}")
-    how = Reading(skip_bad, None if cache is None else Path(cache), progress)
+    if fit not in FITS:
+        raise ConfigError(f"fit must be {' or '.join(FITS)}: got {fit!r:.40}")
+    how = Reading(skip_bad, fit, None if cache is None else Path(cache), progress)
     try:
         contents = READERS[name](Request(None if root is None else Path(root), image_size, how))
     except OSError as error:
@@ -111,6 +117,8 @@ def read_contents(
         raise DataError(f"cannot read {where} ({error.strerror}); check the path and its permissions") from error
     _check_classes(contents)
     notes = contents.notes + (recognise(CIFARS[name], contents) if name in CIFARS else ()) + _duplicates(contents)
+    if name == "digits" and root is not None:
+        notes += ("--data.root is not used: digits are embedded; choose other images with --data.name",)
     return Contents(contents.classes, contents.train, contents.test, notes, contents.lossy)
 
 
@@ -148,7 +156,7 @@ def _duplicates(contents: Contents) -> tuple[str, ...]:
     return notes
 
 
-def _resize(part: Part, size: int | None) -> Part:
+def _resize(part: Part, size: int | None, how: str) -> Part:
     """Sets with a size of their own are resized here by the rule of `images.fit`; folders have it already."""
     count, channels, *shape = part.images.shape
     if size is None or shape == [size, size]:
@@ -156,7 +164,7 @@ def _resize(part: Part, size: int | None) -> Part:
     resized = np.empty((count, channels, size, size), np.uint8)
     for row, image in zip(resized, part.images, strict=True):
         pixels = image[0] if channels == 1 else image.transpose(1, 2, 0)
-        fitted = np.asarray(fit(Image.fromarray(pixels), size))
+        fitted = np.asarray(fit_image(Image.fromarray(pixels), size, how))
         row[:] = fitted if channels == 1 else fitted.transpose(2, 0, 1)
     return Part(resized, part.labels, part.digests)
 

@@ -64,8 +64,21 @@ Tree = FolderTree | ZipTree
 
 
 def open_tree(path: Path) -> Tree:
-    """The tree under a folder, or inside a zip."""
-    return FolderTree(path) if path.is_dir() else ZipTree(path)
+    """The tree under a folder, or inside a zip; any other file is refused."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.is_file() and not is_zip(path):
+        raise DataError(
+            f"{shown(path)} is neither a folder nor a zip; pass --data.root of a folder with one subfolder per class, "
+            "or of a zip of one"
+        )
+    return ZipTree(path)
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a file begins as zip files do; a damaged one may."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
 
 
 def read_file(path: Path, limit: int) -> bytes:

@@ -17,6 +17,7 @@ def verify(
     *,
     root: str | Path | None = None,
     image_size: int | None = None,
+    fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -25,7 +26,7 @@ def verify(
 
     `canonical` is True or False for CIFAR-10, and None where no canonical fingerprint is known.
     """
-    contents = read_contents(name, root, image_size, skip_bad=skip_bad, cache=cache, progress=progress)
+    contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
     known = CIFARS[name].fingerprint if name in CIFARS else None
     identity, test = fingerprint(contents), contents.test
     return {

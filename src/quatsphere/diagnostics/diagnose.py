@@ -78,7 +78,7 @@ def identity(subject: Subject) -> dict[str, Any]:
     """Which model was looked at, on what, and what its steps and shells are called."""
     model: Any = subject.model
     return {
-        "paper": PAPER if model.config.name == "qsv" else {},
+        "paper": PAPER if (model.config.name, subject.dataset.name) == ("qsv", "cifar10") else {},
         "model": model.config.name,
         "layout": getattr(model.config, "layout", None),
         "data": subject.dataset.name,

@@ -14,7 +14,7 @@ from quatsphere.diagnostics.holonomy import carried_error, triangle_angles, tria
 from quatsphere.diagnostics.numbers import summary, weighted_mean
 from quatsphere.diagnostics.receptive import as_map, effective_share, pixel_gradients
 from quatsphere.diagnostics.routing import histogram_edges
-from quatsphere.diagnostics.shares import shares, time_parts
+from quatsphere.diagnostics.shares import FUSED, runs_fused, shares, time_parts, time_whole
 from quatsphere.diagnostics.steps import has_field
 from quatsphere.diagnostics.subject import Subject
 from quatsphere.diagnostics.transport_off import TURNING, transport_effects
@@ -134,7 +134,8 @@ def graphs(subject: Subject) -> Section:
         return absent("on the plane there is one metric")
     return {
         "agreement": [
-            metric_agreement(shells[step.target - 1], shells[step.source - 1], step.graph.k) for step in subject.steps
+            metric_agreement(shells[step.target - 1], shells[step.source - 1], step.graph.k + step.graph.others)
+            for step in subject.steps
         ]
     }
 
@@ -158,16 +159,16 @@ def holonomy(subject: Subject) -> Section:
 
 
 def parts(subject: Subject) -> Section:
-    """Parameters and time of a forward pass, by part."""
+    """Parameters and time of a forward pass, by part; `note` says where the pass otherwise runs fused."""
     counts = subject.model.parameter_parts()
     images = next(subject.batches(subject.part(subject.split, 32), 32))
-    seconds = time_parts(subject.model, images)
     return {
         "parameters": counts,
         "total": sum(counts.values()),
         "parameter_share": shares({name: float(count) for name, count in counts.items()}),
-        "time_share": shares(seconds),
-        "images_per_second": len(images) / sum(seconds.values()),
+        "time_share": shares(time_parts(subject.model, images)),
+        "images_per_second": len(images) / time_whole(subject.model, images),
+        "note": FUSED if runs_fused(subject.model, images) else None,
     }
 
 

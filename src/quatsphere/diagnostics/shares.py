@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from quatsphere.diagnostics.shadow import shadow
-from quatsphere.diagnostics.steps import steps_of
-from quatsphere.models import QSV, AttentionNet, Model, ResNet20
+from quatsphere.diagnostics.steps import part_by_part, steps_of
+from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 
 Method = tuple[str, Any, str]
 """Part, object, name of its method."""
+FUSED = "measured part by part; training runs these parts fused"
+"""What to know of the times of a model whose steps run in one operator."""
 
 
 def timed_methods(model: Model) -> list[Method]:
@@ -59,6 +61,7 @@ METHODS: dict[type, Callable[[Any], list[Method]]] = {
     QSV: _qsv_methods,
     AttentionNet: _attention_methods,
     ResNet20: _resnet_methods,
+    LinearModel: lambda model: [("classifier", model.classifier, "forward")],
 }
 
 
@@ -66,7 +69,10 @@ METHODS: dict[type, Callable[[Any], list[Method]]] = {
 def time_parts(
     model: Model, images: Tensor, repeats: int = 3, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds of a forward pass by part, the mean of `repeats` after a warm-up; `rest` is what no part explains."""
+    """Seconds of a forward pass by part, the mean of `repeats` after a warm-up; `rest` is what no part explains.
+
+    Steps run part by part for it, also where they otherwise run in one operator, which has no parts to time.
+    """
     seconds: dict[str, float] = {}
     now = _clock_of(images.device, clock)
 
@@ -82,8 +88,9 @@ def time_parts(
 
         return around
 
-    model(images)
     with ExitStack() as stack:
+        stack.enter_context(part_by_part(model))
+        model(images)
         for part, owner, name in timed_methods(model):
             stack.enter_context(shadow(owner, name, taking(part)))
         start = now()
@@ -91,6 +98,37 @@ def time_parts(
             model(images)
         whole = now() - start
     return {part: value / repeats for part, value in {**seconds, "rest": whole - sum(seconds.values())}.items()}
+
+
+@torch.no_grad()
+def time_whole(model: Model, images: Tensor, repeats: int = 3) -> float:
+    """Seconds of a forward pass as it runs, the mean of `repeats` after a warm-up."""
+    now = _clock_of(images.device, time.perf_counter)
+    model(images)
+    start = now()
+    for _ in range(repeats):
+        model(images)
+    return (now() - start) / repeats
+
+
+@torch.no_grad()
+def runs_fused(model: Model, images: Tensor) -> bool:
+    """Whether a step of a forward pass runs in one operator."""
+    fused: list[str] = []
+
+    def noting(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noted(*arguments: Any) -> Tensor:
+            fused.append("step")
+            return whole(*arguments)
+
+        return noted
+
+    with ExitStack() as stack:
+        for step in steps_of(model):
+            if hasattr(step.module, "whole"):
+                stack.enter_context(shadow(step.module, "whole", noting))
+        model(images)
+    return bool(fused)
 
 
 def _clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:

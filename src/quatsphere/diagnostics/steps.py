@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from quatsphere.diagnostics.shadow import shadow
 from quatsphere.models import Model
 from quatsphere.nn.layout import Graph
+from quatsphere.nn.shell_step import ShellStep
 
 
 class Step(NamedTuple):
@@ -33,6 +37,16 @@ def steps_of(model: Model) -> list[Step]:
         *(Step(f"cross {i}", i, i + 1, cross[i - 1], layout.cross[i - 1]) for i in range(1, last)),
         *(Step(f"round {i}", last, last, module, layout.last) for i, module in enumerate(rounds, start=1)),
     ]
+
+
+@contextmanager
+def part_by_part(model: Model) -> Iterator[None]:
+    """Within the block no step runs in one operator: interventions and clocks reach every part."""
+    with ExitStack() as stack:
+        for step in steps_of(model):
+            if isinstance(step.module, ShellStep):
+                stack.enter_context(shadow(step.module, "fused", lambda fused: False))
+        yield
 
 
 def has_field(model: nn.Module) -> bool:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from quatsphere.diagnostics.shadow import shadow
-from quatsphere.diagnostics.steps import Step, steps_of
+from quatsphere.diagnostics.steps import Step, part_by_part, steps_of
 from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
 
-TURNING = ("sandwich", "one_sided")
+TURNING = ("sandwich", "one_sided", "lift", "lower")
 """Transports that can be switched off."""
 
 
@@ -43,21 +43,25 @@ def _partly(transport: Any, heads: Tensor) -> Callable[[Callable[..., Tensor]], 
 
 
 def transport_effects(model: Model, evaluate: Callable[[], Evaluation]) -> dict[str, Any]:
-    """Accuracy and likelihood as they are, and what changes without each head's, each step's, and all transport."""
+    """Accuracy and likelihood as they are, and what changes without each head's, each step's, and all transport.
+
+    Everything is evaluated part by part, so that differences hold no rounding of another path.
+    """
     steps = steps_of(model)
     count = int(steps[0].module.routing.beta.shape[0])
     every = torch.ones(count, dtype=torch.bool)
-    whole = evaluate()
 
     def without(which: Sequence[Step], heads: Tensor) -> dict[str, float]:
         with transport_off(which, heads):
             seen = evaluate()
         return {"accuracy": seen.accuracy - whole.accuracy, "nll": seen.nll - whole.nll}
 
-    return {
-        "accuracy": whole.accuracy,
-        "nll": whole.nll,
-        "heads": [without(steps, torch.arange(count) == head) for head in range(count)],
-        "steps": [without([step], every) for step in steps],
-        "all": without(steps, every),
-    }
+    with part_by_part(model):
+        whole = evaluate()
+        return {
+            "accuracy": whole.accuracy,
+            "nll": whole.nll,
+            "heads": [without(steps, torch.arange(count) == head) for head in range(count)],
+            "steps": [without([step], every) for step in steps],
+            "all": without(steps, every),
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
@@ -177,6 +178,16 @@ class RunFolder:
         if epoch is None:
             return ""
         return f" (epoch {epoch})" if total is None else f" (epoch {epoch} of {total})"
+
+
+def nearest_run(path: Path) -> Path | None:
+    """The run beside `path` with the most similar name, for a message about a run that is not there."""
+    try:
+        beside = {entry.name for entry in path.absolute().parent.iterdir() if RunFolder(entry).config.is_file()}
+    except (OSError, ValueError):
+        return None
+    names = difflib.get_close_matches(path.absolute().name, sorted(beside), 1)
+    return path.with_name(names[0]) if names else None
 
 
 def _check_path(path: Path) -> None:

@@ -62,6 +62,14 @@ def nearest_neighbours(
         return _nearest(targets, sources, k, (_tree(sources) if large else None) or _tiles(sources))
 
 
+def nearest_others(points: Float[Tensor, "v d"], k: int, metric: Metric = "euclidean") -> Int[Tensor, "v {k}"]:
+    """The k nearest points of each point besides itself, nearest first, ties ordered by index."""
+    found = nearest_neighbours(points, points, k + 1, metric)
+    own = found == torch.arange(len(points), device=found.device)[:, None]
+    own[:, -1] |= ~own.any(1)  # among more than k + 1 coinciding points a point may miss itself
+    return found[~own].reshape(-1, k)
+
+
 def _exact(positions: Tensor) -> Tensor:
     # float64 does not exist on MPS; float32 is the best there is.
     return positions.detach().to(torch.float32 if positions.device.type == "mps" else torch.float64)
@@ -148,7 +156,9 @@ def reverse_neighbours(
     return edges, torch.where(present, edges // neighbours.shape[1], 0)
 
 
-def index_resampling(sources: int, targets: int) -> tuple[Int[Tensor, "t 2"], Float[Tensor, "t 2"]]:
+def index_resampling(
+    sources: int, targets: int, dtype: torch.dtype = torch.float32
+) -> tuple[Int[Tensor, "t 2"], Float[Tensor, "t 2"]]:
     """Linear interpolation along the vertex index (eq:residual's `interp`): (indices, weights), both (V_target, 2).
 
     The convention of `F.interpolate(mode="linear", align_corners=False)`, to the letter.
@@ -157,7 +167,7 @@ def index_resampling(sources: int, targets: int) -> tuple[Int[Tensor, "t 2"], Fl
     lower = place.floor().long().clamp(max=sources - 1)
     upper = (lower + 1).clamp(max=sources - 1)
     fraction = place - lower
-    return torch.stack((lower, upper), dim=1), torch.stack((1 - fraction, fraction), dim=1).float()
+    return torch.stack((lower, upper), dim=1), torch.stack((1 - fraction, fraction), dim=1).to(dtype)
 
 
 def geometric_resampling(
@@ -174,4 +184,4 @@ def geometric_resampling(
     system = torch.cat((corners, ones), dim=-1).transpose(1, 2)
     right = torch.cat((_exact(targets), ones[:, 0]), dim=-1)
     weights = (torch.linalg.pinv(system, rtol=1e-6) @ right.unsqueeze(-1)).squeeze(-1).clamp(min=0)
-    return indices, (weights / weights.sum(dim=1, keepdim=True)).float()
+    return indices, (weights / weights.sum(dim=1, keepdim=True)).to(sources.dtype)

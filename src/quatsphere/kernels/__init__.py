@@ -20,11 +20,13 @@ from quatsphere.kernels.per_token import (
     resample_vertices,
     tangent,
 )
-from quatsphere.kernels.problem import Problem
+from quatsphere.kernels.problem import TRANSPORTS, Problem
 from quatsphere.kernels.step import Ends, Kept, runs_whole, whole_step
+from quatsphere.kernels.transforms import differentiated_again, outside_transforms, transformed
 
 __all__ = [
     "BACKENDS",
+    "TRANSPORTS",
     "Ends",
     "Kept",
     "Mixing",
@@ -32,10 +34,12 @@ __all__ = [
     "Problem",
     "add_resampled",
     "choose_backend",
+    "differentiated_again",
     "dot_product_attention",
     "dot_product_weights",
     "explain_backend",
     "feed_forward",
+    "outside_transforms",
     "perturb",
     "perturb_by",
     "quaternion_attention",
@@ -43,6 +47,7 @@ __all__ = [
     "routing_weights",
     "runs_whole",
     "tangent",
+    "transformed",
     "whole_step",
 ]
 

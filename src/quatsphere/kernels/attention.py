@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, reference, triton_gpu
-from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum
-from quatsphere.kernels.problem import Problem
+from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, plain, reference, triton_gpu
+from quatsphere.kernels.neighbour_ops import edge_dot
+from quatsphere.kernels.problem import ONE_WAY, Problem
+from quatsphere.kernels.transforms import transformed
 
 BACKENDS: dict[str, Callable[[Problem], Tensor]] = {
     "reference": reference.quaternion_attention,
@@ -46,13 +47,18 @@ def backends_on(device: str = "cpu") -> list[str]:
 
 
 def explain_backend(name: str, device: str = "cpu") -> tuple[str, str]:
-    """(backend that runs, why) for a requested name and a device; `auto` is the fastest exact one."""
+    """(backend that runs, why) for a requested name and a device; `auto` is the fastest exact one.
+
+    Fused backends have no forward mode and do not go through `torch.func`: there `auto` is plain torch.
+    """
     if name == "auto":
-        return _fastest(device)
+        return ("factored", "plain torch for torch.func and forward mode") if transformed() else _fastest(device)
     if name not in backends_on(device):
         known = name in BACKENDS or name in {fused for fused, *_ in FUSED.values()}
         rule = f"backend {name!r} does not run here on {device}" if known else f"unknown backend {name!r}"
         raise ConfigError(f"{rule}; choose one of auto, {', '.join(backends_on(device))}")
+    if name not in ("reference", "factored") and transformed():
+        raise ConfigError(f"backend {name!r} has no forward mode and no torch.func; choose auto, factored or reference")
     return name, "asked for by name"
 
 
@@ -97,27 +103,34 @@ def quaternion_attention(
 
     Fields are unit quaternions, real part first. Where `keep` is False an edge is dropped after the softmax, the others
     count `keep_scale` times: 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or geometric
-    (which needs unit directions); `transport` sandwich, identity or one_sided; `backend` auto, reference, factored,
-    numba_cpu or triton_gpu. The kernel casts at its border to the widest dtype of the inputs, at least float32;
-    triton_gpu reads narrow features as they are and widens them on the way.
+    (which needs unit directions); `transport` sandwich, identity, one_sided, lift (m_ij = q_j ⊗ x_j ⊗ q_j*) or lower
+    (m_ij = q_i* ⊗ x_j ⊗ q_i); `backend` auto, reference, factored, numba_cpu or triton_gpu. The kernel casts at its
+    border to the widest dtype of the inputs, at least float32; triton_gpu reads narrow features as they are and widens
+    them on the way. Gradients of gradients are computed by plain torch, as is everything inside `torch.func` and
+    forward-mode differentiation.
     """
     backend = choose_backend(backend, str(features.device))
-    dtype = _working_dtype(target_field, source_field, features, beta)
+    dtype = working_dtype(target_field, source_field, features, beta)
     with torch.autocast(features.device.type, enabled=False):
+        target_field, source_field = target_field.to(dtype), source_field.to(dtype)
+        one_way = transport in ONE_WAY
+        if one_way:
+            features = factored.LIFT[transport](source_field, features.to(dtype))
         problem = Problem(
-            target_field.to(dtype),
-            source_field.to(dtype),
+            target_field,
+            source_field,
             features if backend == "triton_gpu" else features.to(dtype),
             neighbours,
             beta.to(dtype),
             routing,
-            transport,
+            "identity" if one_way else transport,
             keep,
             None if target_directions is None else target_directions.to(dtype),
             None if source_directions is None else source_directions.to(dtype),
             keep_scale,
         )
-        return BACKENDS[backend](problem)
+        aggregated = BACKENDS[backend](problem)
+        return factored.LOWER[transport](target_field, aggregated) if one_way else aggregated
 
 
 def routing_weights(problem: Problem) -> tuple[Float[Tensor, "b t k h"], Float[Tensor, "b t k h"]]:
@@ -143,16 +156,15 @@ def dot_product_attention(
     backend: str = "auto",
 ) -> Float[Tensor, "b t h c"]:
     """Scaled dot-product attention over the same graph: the matched baseline's kernel, fused as the other one is."""
-    dtype = _working_dtype(queries, keys, values)
+    dtype = working_dtype(queries, keys, values)
     with torch.autocast(values.device.type, enabled=False):
         queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
         if values.device.type == "cpu" and choose_backend(backend) == "numba_cpu":
             return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep, keep_scale)
-        weights = dot_product_weights(queries, keys, neighbours)
-        return gather_sum(weights if keep is None else weights * (keep.to(dtype) * keep_scale), values, neighbours)
+        return plain.dot_attend(queries, keys, values, neighbours, keep, keep_scale, 1 / math.sqrt(queries.shape[-1]))
 
 
-def _working_dtype(*tensors: Tensor) -> torch.dtype:
+def working_dtype(*tensors: Tensor) -> torch.dtype:
     """The widest dtype among the inputs, at least float32: the kernel casts at its border."""
     dtype = torch.float32
     for tensor in tensors:

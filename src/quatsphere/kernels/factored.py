@@ -35,6 +35,8 @@ LIFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sandwich": turn,
     "identity": _same,
     "one_sided": lambda q, x: multiply(q.unsqueeze(-2), x),
+    "lift": turn,
+    "lower": _same,
 }
 """Vertex frame -> shared frame, with the source's quaternion."""
 
@@ -42,6 +44,8 @@ LOWER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sandwich": lambda q, z: turn(conjugate(q), z),
     "identity": _same,
     "one_sided": lambda q, z: multiply(conjugate(q).unsqueeze(-2), z),
+    "lift": _same,
+    "lower": lambda q, z: turn(conjugate(q), z),
 }
 """Shared frame -> vertex frame, with the target's quaternion."""
 
@@ -97,7 +101,11 @@ WEIGHTS: dict[str, Callable[[Problem], Tensor]] = {
 
 def quaternion_attention(problem: Problem) -> Tensor:
     """lower_i(Σ_j C_ij lift_j(x_j)) = Σ_j C_ij r_ij ⊗ x_j ⊗ r_ij* -> (B, T, H, Q, 4)."""
-    weights = problem.drop(WEIGHTS[problem.routing](problem))
+    return aggregate(problem, problem.drop(WEIGHTS[problem.routing](problem)))
+
+
+def aggregate(problem: Problem, weights: Tensor) -> Tensor:
+    """The kernel with given weights (B, T, k, H)."""
     lifted = LIFT[problem.transport](problem.source_field, problem.features)
     aggregated = gather_sum(weights, lifted.flatten(-2), problem.neighbours).unflatten(-1, (-1, 4))
     return LOWER[problem.transport](problem.target_field, aggregated)

@@ -9,7 +9,7 @@ Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), n
 The derivative of each is made of the other two, so gradients of any order need nothing else. Each walks over the k
 slots with `index_select`; the sum over a source's listeners walks over the reversed graph in a fixed order. There is
 no scatter and no atomic addition: the same bits for any number of threads. They are torch custom operators, so that
-torch.compile keeps them whole.
+torch.compile keeps them whole. Forward mode and `torch.func` know no custom operators: there each edge gets its row.
 """
 
 from typing import Any
@@ -18,11 +18,40 @@ import torch
 from torch import Tensor
 
 from quatsphere.geometry.neighbours import reverse_neighbours
+from quatsphere.kernels.transforms import transformed
+
+
+def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """⟨a_i, b_n(i,s)⟩ per edge and head: (B, T, H, C), (B, S, H, C), (T, k) -> (B, T, k, H)."""
+    if transformed():
+        return (target.unsqueeze(2) * _rows(source, neighbours)).sum(-1)
+    return _edge_dot(target, source, neighbours)
+
+
+def gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """Σ_s w_is b_n(i,s): (B, T, k, H), (B, S, H, C), (T, k) -> (B, T, H, C)."""
+    if transformed():
+        return (weights.unsqueeze(-1) * _rows(source, neighbours)).sum(2)
+    return _gather_sum(weights, source, neighbours)
+
+
+def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int | torch.SymInt) -> Tensor:
+    """Σ over listeners of w_is a_i: (B, T, k, H), (B, T, H, C), (T, k) -> (B, sources, H, C)."""
+    if transformed():
+        edges = (weights.unsqueeze(-1) * target.unsqueeze(2)).flatten(1, 2)
+        nothing = torch.zeros_like(target[:, :1]).expand(-1, sources, -1, -1)
+        return nothing.index_add(1, neighbours.reshape(-1), edges)
+    return _scatter_sum(weights, target, neighbours, sources)
+
+
+def _rows(source: Tensor, neighbours: Tensor) -> Tensor:
+    """The source's row of every edge: (B, S, H, C) -> (B, T, k, H, C)."""
+    return source.index_select(1, neighbours.reshape(-1)).unflatten(1, neighbours.shape)
 
 
 @torch.library.custom_op("quatsphere::edge_dot", mutates_args=())
-def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
-    """⟨a_i, b_n(i,s)⟩ per edge and head: (B, T, H, C), (B, S, H, C), (T, k) -> (B, T, k, H)."""
+def _edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """`edge_dot`, slot by slot."""
     B, T, H, _ = target.shape
     out = target.new_empty(B, T, neighbours.shape[1], H)
     for slot, index in enumerate(neighbours.unbind(1)):
@@ -31,8 +60,8 @@ def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("quatsphere::gather_sum", mutates_args=())
-def gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
-    """Σ_s w_is b_n(i,s): (B, T, k, H), (B, S, H, C), (T, k) -> (B, T, H, C)."""
+def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
+    """`gather_sum`, slot by slot."""
     B, T, _, H = weights.shape
     out = source.new_zeros(B, T, H, source.shape[-1])
     for slot, index in enumerate(neighbours.unbind(1)):
@@ -41,8 +70,8 @@ def gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("quatsphere::scatter_sum", mutates_args=())
-def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
-    """Σ over listeners of w_is a_i: (B, T, k, H), (B, T, H, C), (T, k) -> (B, sources, H, C)."""
+def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
+    """`scatter_sum`, listener by listener."""
     B, _, _, H = weights.shape
     out = target.new_zeros(B, sources, H, target.shape[-1])
     edges, listeners = reverse_neighbours(neighbours, sources)
@@ -53,19 +82,19 @@ def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: in
     return out
 
 
-@edge_dot.register_fake
+@_edge_dot.register_fake
 def _(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     B, T, H, _ = target.shape
     return target.new_empty(B, T, neighbours.shape[1], H)
 
 
-@gather_sum.register_fake
+@_gather_sum.register_fake
 def _(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     B, T, _, H = weights.shape
     return source.new_empty(B, T, H, source.shape[-1])
 
 
-@scatter_sum.register_fake
+@_scatter_sum.register_fake
 def _(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int | torch.SymInt) -> Tensor:
     return target.new_empty(target.shape[0], sources, *target.shape[2:])
 
@@ -105,6 +134,6 @@ def _scatter_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-edge_dot.register_autograd(_edge_dot_backward, setup_context=_save)
-gather_sum.register_autograd(_gather_sum_backward, setup_context=_save)
-scatter_sum.register_autograd(_scatter_sum_backward, setup_context=_save)
+_edge_dot.register_autograd(_edge_dot_backward, setup_context=_save)
+_gather_sum.register_autograd(_gather_sum_backward, setup_context=_save)
+_scatter_sum.register_autograd(_scatter_sum_backward, setup_context=_save)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels import plain
 from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 LANES = 8
 
@@ -161,6 +163,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return plain_gradients(plain.attend, (*ctx.saved_tensors[1:], *ctx.rules), gradient)
     found = attend_backward(gradient, *ctx.saved_tensors, *ctx.rules)
     order = (found[0], found[1], found[2], None, found[3], None, found[4], found[5])
     needed = zip(order, ctx.needs_input_grad, strict=False)

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quatsphere.kernels import plain
 from quatsphere.kernels.numba_cpu import check_neighbours, flat, flat_mask
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 
 def dot_product_attention(
@@ -76,6 +78,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return plain_gradients(plain.dot_attend, (*ctx.saved_tensors, *ctx.scales), gradient)
     return *dot_attend_backward(gradient, *ctx.saved_tensors, *ctx.scales), None, None, None, None
 
 

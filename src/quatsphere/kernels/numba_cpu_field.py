@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels import plain
 from quatsphere.kernels.numba_cpu import LANES, check_neighbours, flat, sum_in_order
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 
 @torch.library.custom_op("quatsphere::perturb", mutates_args=(), device_types="cpu")
@@ -117,6 +119,10 @@ def _arguments(network: tuple[Tensor, ...], base: Tensor, out: Tensor, mixing: A
 
     hidden, inner, weight, bias = network
     (vertices, heads, _), width, rows = base.shape, weight.shape[1], hidden.shape[1]
+    if width % 2:
+        raise ConfigError(
+            f"the fused perturbation takes pairs of hidden numbers: got {width} per head; use the plain one"
+        )
     indices, shares = _mixing(hidden, rows, *mixing)
     given = len(indices) if indices.numel() else rows
     if given != vertices or shares.shape != indices.shape:
@@ -188,6 +194,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, source_gradient: Tensor, target_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return plain_gradients(plain.perturb, ctx.saved_tensors, (source_gradient, target_gradient))
     found = perturb_backward(source_gradient, target_gradient, *ctx.saved_tensors)
     return *found[:6], None if ctx.saved_tensors[6] is None else found[6], None, None
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quatsphere.kernels import plain
 from quatsphere.kernels.numba_cpu import flat, flat_mask, sum_in_order
 from quatsphere.kernels.numba_cpu_resample import onto_of
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 
 @torch.library.custom_op("quatsphere::feed_forward", mutates_args=(), device_types="cpu")
@@ -57,6 +59,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return plain_gradients(plain.feed_forward, (*ctx.saved_tensors, ctx.keep_scale), gradient)
     return *feed_forward_backward(gradient, *ctx.saved_tensors, ctx.keep_scale), None, None
 
 

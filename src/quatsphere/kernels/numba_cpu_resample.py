@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quatsphere.kernels import plain
 from quatsphere.kernels.numba_cpu import LANES, check_neighbours, flat, sum_in_order
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients, transformed
 
 
 @torch.library.custom_op("quatsphere::resample", mutates_args=(), device_types="cpu")
@@ -98,18 +100,27 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return resample_back(gradient, *ctx.saved_tensors, ctx.sources), None, None
+    indices, weights = ctx.saved_tensors
+    back = plain.resample_back if transformed() else resample_back
+    return back(gradient, indices, weights, ctx.sources), None, None
 
 
 def _back_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    return resample(gradient, *ctx.saved_tensors), None, None, None
+    forth = plain.resample if transformed() else resample
+    return forth(gradient, *ctx.saved_tensors), None, None, None
 
 
 def _save_onto(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:])
 
 
+def _gated(gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    return gate * plain.resample(x, indices, weights)
+
+
 def _onto_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return gradient, *plain_gradients(_gated, ctx.saved_tensors, gradient)
     return gradient, *resample_onto_backward(gradient, *ctx.saved_tensors), None, None
 
 

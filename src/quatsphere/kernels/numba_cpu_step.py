@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from quatsphere.kernels import numba_cpu, numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
+from quatsphere.kernels import numba_cpu, numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample, plain
 from quatsphere.kernels.numba_cpu import flat, flat_mask
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 
 @torch.library.custom_op("quatsphere::step", mutates_args=(), device_types="cpu")
@@ -215,6 +216,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, gradient: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 21
+    if differentiated_again():
+        return plain_gradients(plain.step, (*ctx.saved_tensors[4:], *ctx.rules), gradient)
     found = step_backward(gradient, *ctx.saved_tensors, *ctx.rules)
     needed = zip(found, ctx.needs_input_grad[:12], strict=True)
     return *(value if need else None for value, need in needed), *[None] * 9

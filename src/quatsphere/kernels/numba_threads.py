@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
+from numba.core import event as events
+
+from quatsphere.compiling import compilation
 
 Part = tuple[int, int]
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -141,6 +144,21 @@ def rooms(counts: Sequence[int], dtype: Any, shares: int = 1) -> list[Any]:
     whole = raw[start : start + sum(sizes)].view(dtype)
     starts = [end // size for end in itertools.accumulate(sizes, initial=0)]
     return [whole[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+
+class _Watcher(events.Listener):
+    """Passes Numba's compile events on; loading from the disk cache is no such event."""
+
+    def on_start(self, event: Any) -> None:
+        """A function is about to be compiled."""
+        compilation.begin()
+
+    def on_end(self, event: Any) -> None:
+        """It is compiled, or failed to be."""
+        compilation.end()
+
+
+events.register("numba:compile", _Watcher())
 
 
 def compiled(function: Callable[..., None]) -> Any:

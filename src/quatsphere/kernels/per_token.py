@@ -1,6 +1,7 @@
 """What happens beside the kernel: the Hamilton feed-forward block, the perturbation of the field, `interp`.
 
-Each has a plain form that runs everywhere and a fused one for the CPU; the backend is chosen as for the kernel.
+Each has a plain form that runs everywhere and a fused one for the CPU; the backend is chosen as for the kernel. Fused
+ones compute in at least float32 and give back the dtype they are given.
 """
 
 from __future__ import annotations
@@ -8,15 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.geometry import quaternion
-from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
-from quatsphere.kernels.attention import choose_backend
-from quatsphere.kernels.neighbour_ops import gather_sum
+from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample, plain
+from quatsphere.kernels.attention import choose_backend, working_dtype
 
 
 def feed_forward(
@@ -31,11 +29,11 @@ def feed_forward(
     """keep down_h gelu(up_h x_h) per head with matrices of quaternions (eq:hamilton), c = 4 q, the exact GELU on every
     component and, where given, the mask of a dropout whose survivors count `keep_scale` times."""
     if choose_backend(backend, x.device.type) == "numba_cpu":
+        dtype = working_dtype(x)
         with torch.autocast("cpu", enabled=False):
-            return numba_cpu_hamilton.feed_forward(x, up.to(x.dtype), down.to(x.dtype), keep, keep_scale)
-    hidden = F.gelu(torch.einsum("bvhc,hmc->bvhm", x, quaternion.block_expand(up)))
-    out = torch.einsum("bvhm,hcm->bvhc", hidden, quaternion.block_expand(down))
-    return out if keep is None else out * (keep.to(out.dtype) * keep_scale)
+            out = numba_cpu_hamilton.feed_forward(x.to(dtype), up.to(dtype), down.to(dtype), keep, keep_scale)
+            return out.to(x.dtype)
+    return plain.feed_forward(x, up, down, keep, keep_scale)
 
 
 class Network(NamedTuple):
@@ -55,8 +53,7 @@ class Mixing(NamedTuple):
 
 def tangent(hidden: Float[Tensor, "b v d"], network: Network) -> Float[Tensor, "b v h 3"]:
     """The rest of the perturbation network: gelu(inner + hidden_h) weight_h + bias_h per head."""
-    activated = F.gelu(hidden + network.inner.to(hidden.dtype)).unflatten(-1, network.weight.shape[:2])
-    return torch.einsum("bvhi,hio->bvho", activated, network.weight) + network.bias
+    return plain.tangent(hidden, *network)
 
 
 def perturb(
@@ -76,21 +73,21 @@ def perturb(
         if len(target) != hidden.shape[1]:
             raise ConfigError(f"{hidden.shape[1]} rows for {len(target)} targets: say how they are mixed")
         mixing = Mixing(torch.arange(len(target), device=hidden.device)[:, None], hidden.new_ones(len(target), 1))
-    if choose_backend(backend, hidden.device.type) == "numba_cpu":
+    rows = (None, None) if mixing is None else mixing
+    even = network.weight.shape[1] % 2 == 0
+    if even and choose_backend(backend, hidden.device.type) == "numba_cpu":
+        dtype = working_dtype(source)
+        given = (None if x is None else x.to(dtype) for x in (hidden, *network, bounds, source, target))
         with torch.autocast("cpu", enabled=False):
-            rows = (None, None) if mixing is None else mixing
-            found = numba_cpu_field.perturb(hidden.to(source.dtype), *network, bounds, source, target, *rows)
-        return found if target is not None else (found[0], found[0])
-    field = perturb_by(bounds[0] * torch.tanh(tangent(hidden, network).to(source.dtype)), source)
-    if target is None or mixing is None:
-        return field, field
-    mixed = resample_vertices(hidden, *mixing, backend=backend)
-    return field, perturb_by(bounds[1] * torch.tanh(tangent(mixed, network).to(source.dtype)), target)
+            here, there = (field.to(source.dtype) for field in numba_cpu_field.perturb(*given, *rows))
+    else:
+        here, there = plain.perturb(hidden, *network, bounds, source, target, *rows)
+    return here, here if target is None else there
 
 
 def perturb_by(tangent: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"]) -> Float[Tensor, "b v h 4"]:
     """normalize(q_base ⊗ exp(ω)); a product of unit quaternions cannot vanish, so the norm is not checked."""
-    return quaternion.normalize(quaternion.multiply(base, quaternion.exp(tangent)), check=False)
+    return plain.perturb_by(tangent, base)
 
 
 def resample_vertices(
@@ -103,8 +100,7 @@ def resample_vertices(
     """`interp` of eq:residual: Σ_m w_im x_n(i,m) along the vertex axis; the weights are constants."""
     if choose_backend(backend, x.device.type) == "numba_cpu" and x.dtype in (torch.float32, torch.float64):
         return numba_cpu_resample.resample(x, indices, weights)
-    shared = weights.to(x.dtype)[None, :, :, None].expand(x.shape[0], -1, -1, 1)
-    return gather_sum(shared, x.unsqueeze(2), indices).squeeze(2)
+    return plain.resample(x, indices, weights)
 
 
 def add_resampled(

@@ -11,6 +11,8 @@ from quatsphere.errors import ConfigError
 
 ROUTINGS = ("alignment", "absolute", "uniform", "geometric")
 TRANSPORTS = ("sandwich", "identity", "one_sided")
+ONE_WAY = ("lift", "lower")
+"""Transports that are a map before or after a kernel with transport `identity`; no backend has them itself."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         _check_name("routing", self.routing, ROUTINGS)
-        _check_name("transport", self.transport, TRANSPORTS)
+        _check_name("transport", self.transport, (*TRANSPORTS, *ONE_WAY))
         B, T, H, _ = self.target_field.shape
         S, k = self.source_field.shape[1], self.neighbours.shape[-1]
         _check_shape("target_field", self.target_field, (B, T, H, 4))

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quatsphere.kernels import factored
 from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests. Triton reads it once, at its import."""
@@ -142,12 +144,35 @@ def _(
     return _new_gradients(target_field, source_field, features, beta, target_directions, source_directions)
 
 
+def _plain(
+    target_field: Tensor,
+    source_field: Tensor,
+    features: Tensor,
+    neighbours: Tensor,
+    beta: Tensor,
+    keep: Tensor | None,
+    target_directions: Tensor | None,
+    source_directions: Tensor | None,
+    routing: int,
+    transport: int,
+) -> Tensor:
+    """`attend_gpu` in plain torch."""
+    tensors = (target_field, source_field, features, beta)
+    target, source, wide, beta = (x.to(widest(*tensors)) for x in tensors)
+    rules, directions = (ROUTINGS[routing], TRANSPORTS[transport]), (target_directions, source_directions)
+    problem = Problem(target, source, wide, neighbours, beta, *rules, None, *directions)
+    weights = factored.WEIGHTS[problem.routing](problem)
+    return factored.aggregate(problem, weights if keep is None else weights * keep)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output, *inputs[:8])
     ctx.rules = inputs[8:]
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if differentiated_again():
+        return plain_gradients(_plain, (*ctx.saved_tensors[1:], *ctx.rules), gradient)
     found = attend_gpu_backward(gradient, *ctx.saved_tensors, *ctx.rules)
     order = (found[0], found[1], found[2], None, found[3], None, found[4], found[5])
     needed = zip(order, ctx.needs_input_grad, strict=False)

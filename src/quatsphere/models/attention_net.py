@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from quatsphere.config import AttentionConfig, QSVConfig
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
-from quatsphere.models.lattice import LatticeModel, build_layout
+from quatsphere.models.lattice import LatticeModel, build_embedding, build_layout
 from quatsphere.models.qsv import QSV
 from quatsphere.nn.dot_attention import AttentionStep
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.layout import Layout
-from quatsphere.nn.patch_embedding import PatchEmbedding
 from quatsphere.nn.pooling import MeanPooling
 from quatsphere.nn.trace import NoTrace, Trace
 
@@ -94,7 +93,7 @@ class AttentionNet(LatticeModel):
         assert config.dim is not None
         self.layout = layout or build_layout(config)
         counts = self.layout.vertex_counts
-        self.embed = PatchEmbedding(config.in_channels, config.dim, counts[0], wrap=config.wrap)
+        self.embed = build_embedding(config, config.dim, counts[0])
         self.within = _build_step(config, "within")
         self.cross = nn.ModuleList(_build_step(config, f"cross.{i}") for i in range(len(counts) - 1))
         self.rounds = nn.ModuleList(_build_step(config, f"rounds.{i}") for i in range(config.rounds))
@@ -124,9 +123,11 @@ class AttentionNet(LatticeModel):
         return (logits, trace) if return_trace else logits
 
     def unreachable_parameters(self) -> set[str]:
-        """Inner positions (the graph has no gradient) and key biases (the softmax cancels them)."""
+        """Inner positions (the graph has no gradient) and key biases (the softmax cancels them); with uniform routing
+        all of queries and keys."""
         positions = {n for n in self.parameter_roles()["positions"] if not n.startswith("layout.shells.0.")}
-        return positions | {name for name, _ in self.named_parameters() if name.endswith(".key.bias")}
+        unused = (".query.", ".key.") if self.config.routing == "uniform" else (".key.bias",)
+        return positions | {name for name, _ in self.named_parameters() if any(part in name for part in unused)}
 
 
 def _build_step(config: AttentionConfig, site: str) -> AttentionStep:
@@ -137,4 +138,4 @@ def _build_step(config: AttentionConfig, site: str) -> AttentionStep:
         KeyedDropout(config.output_dropout, f"{site}.output"),
         KeyedDropout(config.output_dropout, f"{site}.ffn"),
     )
-    return AttentionStep(config.dim, config.heads, config.value, dropouts)
+    return AttentionStep(config.dim, config.heads, config.value, dropouts, config.routing)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quatsphere.config import AttentionConfig, LatticeConfig, QSVConfig
+from quatsphere.config import AttentionConfig, LatticeConfig, LinearConfig, QSVConfig
 from quatsphere.nn.layout import Layout, Shell, plane_shells, sphere_shells
+from quatsphere.nn.patch_embedding import PatchEmbedding
 from quatsphere.nn.roles import parameter_roles
 
 
-def build_layout(config: QSVConfig | AttentionConfig) -> Layout:
+def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
     """The shells and graphs a configuration asks for."""
     builders = {"sphere": _sphere, "plane": _plane}
     shells = builders[config.layout](config, config.positions == "learned")
     counts = None if config.neighbours is None else [config.neighbours] * config.shells
-    return Layout(shells, counts, config.resample)
+    return Layout(shells, counts, config.resample, config.self_neighbour)
+
+
+def build_embedding(config: LatticeConfig, dim: int, vertices: int) -> PatchEmbedding:
+    """The patch embedding a configuration asks for."""
+    return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap, stencil=config.stencil)
 
 
 def _sphere(config: LatticeConfig, learned: bool) -> list[Shell]:

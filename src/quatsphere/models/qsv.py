@@ -9,17 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import QSVConfig
-from quatsphere.models.lattice import LatticeModel, build_layout
+from quatsphere.models.lattice import LatticeModel, build_embedding, build_layout
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, ShellField
+from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, PerturbationOfShells, ShellField
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Layout
-from quatsphere.nn.patch_embedding import PatchEmbedding
 from quatsphere.nn.pooling import POOLINGS
 from quatsphere.nn.routing import ROUTINGS
 from quatsphere.nn.shell_step import GatedResidual, Place, Residual, ShellStep
 from quatsphere.nn.trace import NoTrace, Trace
-from quatsphere.nn.transport import TRANSPORTS
+from quatsphere.nn.transport import TRANSPORTS, HeadMixing
 
 FIELDS = {
     "learned": (None, True, True),
@@ -33,7 +32,7 @@ FIELDS = {
 class QSV(LatticeModel):
     """639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
     seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
-    classifier 2,570.
+    classifier 2,570. With a perturbation network per shell, five instead of seven: 505,971.
     """
 
     PARTS = (
@@ -44,6 +43,7 @@ class QSV(LatticeModel):
         ("ffn", ".ffn."),
         ("perturbation", ".perturbation."),
         ("value map", ".transport."),
+        ("head mixing", ".head_mixing."),
         ("betas", ".beta_logit"),
         ("bounds", ".bound.logit"),
         ("gates", ".gate.logit"),
@@ -57,7 +57,7 @@ class QSV(LatticeModel):
         self.config = config = config or QSVConfig()
         self.layout = layout or build_layout(config)
         counts = self.layout.vertex_counts
-        self.embed = PatchEmbedding(config.in_channels, config.dim, counts[0], wrap=config.wrap)
+        self.embed = build_embedding(config, config.dim, counts[0])
         self.fields = nn.ModuleList(  # type: ignore[assignment]
             _build_field(config, count) for count in counts
         )
@@ -108,29 +108,48 @@ class QSV(LatticeModel):
         if not routes_by_field and config.transport in ("identity", "projected"):
             out |= set(roles["quaternions"]) | set(roles["bounds"])
             out |= {name for name in roles["weights"] if ".perturbation." in name}
+        if not routes_by_field and config.transport == "lift" and self.cross and not self.rounds:
+            last = f"fields.{len(self.cross)}."  # a shell that is never a source
+            out |= {name for name, _ in self.named_parameters() if name.startswith(last)}
         return out
 
 
 def _build_field(config: QSVConfig, vertices: int) -> ShellField:
     init, learned, perturbed = FIELDS[config.field]
     bound = BOUNDS[config.bound]() if perturbed else NoBound()
-    return ShellField(vertices, config.heads, init or config.field_init, learned, bound)
+    own = _build_perturbation(config) if perturbed and config.perturbation == "shell" else None
+    return ShellField(vertices, config.heads, init or config.field_init, learned, bound, own)
+
+
+def _build_perturbation(config: QSVConfig) -> Perturbation:
+    return Perturbation(config.dim, config.heads, config.zero_init, config.backend)
+
+
+def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells | NoPerturbation:
+    """What a step perturbs the field with: nothing, the networks of its shells, or one of its own."""
+    _, _, perturbed = FIELDS[config.field]
+    if not perturbed:
+        return NoPerturbation()
+    return PerturbationOfShells() if config.perturbation == "shell" else _build_perturbation(config)
 
 
 def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> ShellStep:
     """One step with parts of its own; the β probes touch the cross-shell steps only."""
-    _, _, perturbed = FIELDS[config.field]
     heads, channels = config.heads, config.channels
     beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
     return ShellStep(
-        Perturbation(config.dim, heads, config.zero_init, config.backend) if perturbed else NoPerturbation(),
+        _step_perturbation(config),
         ROUTINGS[config.routing](heads, beta_start, beta_frozen),
         TRANSPORTS[config.transport](heads, channels),
-        (HamiltonLinear(heads, channels, channels), HamiltonFFN(heads, channels, backend=config.backend)),
+        (
+            HamiltonLinear(heads, channels, channels),
+            HamiltonFFN(heads, channels, backend=config.backend, skip=config.inner_skip == "residual"),
+        ),
         GatedResidual() if gated else Residual(),
         (
             KeyedDropout(config.attention_dropout, f"{site}.attention"),
             KeyedDropout(config.output_dropout, f"{site}.output"),
         ),
         config.backend,
+        HeadMixing(config.dim) if config.head_mixing == "linear" else None,
     )

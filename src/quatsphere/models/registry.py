@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from quatsphere.config import AttentionConfig, ModelConfig, QSVConfig, ResNet20Config
+from quatsphere.config import AttentionConfig, LinearConfig, ModelConfig, QSVConfig, ResNet20Config
 from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import AttentionNet
+from quatsphere.models.linear import LinearModel
 from quatsphere.models.qsv import QSV
 from quatsphere.models.resnet20 import ResNet20
 from quatsphere.nn.layout import Layout
@@ -21,10 +22,11 @@ MODELS: dict[str, tuple[type, type]] = {
     "qsv": (QSVConfig, QSV),
     "attention": (AttentionConfig, AttentionNet),
     "resnet20": (ResNet20Config, ResNet20),
+    "linear": (LinearConfig, LinearModel),
 }
 """name -> (configuration with exactly the seams the model has, model)."""
 
-Model = QSV | AttentionNet | ResNet20
+Model = QSV | AttentionNet | ResNet20 | LinearModel
 
 
 def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None, **overrides: Any) -> Model:

@@ -20,15 +20,20 @@ class Evaluation:
     classes: tuple[str, ...]
 
     @property
+    def predictions(self) -> Int[Tensor, "n"]:
+        """Class index of the largest logit."""
+        return self.logits.argmax(1)
+
+    @property
     def accuracy(self) -> float:
         """Share of images whose largest logit is their label."""
-        return float((self.logits.argmax(1) == self.labels).double().mean())
+        return float((self.predictions == self.labels).double().mean())
 
     @property
     def confusion(self) -> Int[Tensor, "classes classes"]:
         """Row: what it is; column: what the model says."""
         count = len(self.classes)
-        return torch.bincount(self.labels * count + self.logits.argmax(1), minlength=count * count).view(count, count)
+        return torch.bincount(self.labels * count + self.predictions, minlength=count * count).view(count, count)
 
     @property
     def per_class(self) -> dict[str, float | None]:

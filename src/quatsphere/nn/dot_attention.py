@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -15,11 +16,14 @@ VALUES = {"projected": lambda dim: nn.Linear(dim, dim), "identity": lambda dim: 
 
 
 class NeighbourAttention(nn.Module):
-    """W_Q, W_K, W_V, W_O on a kNN graph; queries from the targets, keys and values from the sources."""
+    """W_Q, W_K, W_V, W_O on a kNN graph; queries from the targets, keys and values from the sources.
 
-    def __init__(self, dim: int, heads: int, value: str = "projected") -> None:
+    With routing `uniform` every neighbour weighs 1/k; W_Q and W_K stay as parameters that nothing reaches.
+    """
+
+    def __init__(self, dim: int, heads: int, value: str = "projected", routing: str = "softmax") -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.routing = heads, routing
         self.query = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim)
         self.value = VALUES[value](dim)
@@ -36,7 +40,7 @@ class NeighbourAttention(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Σ_j softmax_j(⟨W_Q x_i, W_K x_j⟩/√C) W_V x_j, heads side by side, then W_O."""
         queries, keys, values = (
-            x.unflatten(2, (self.heads, -1)) for x in (self.query(target), self.key(source), self.value(source))
+            x.unflatten(2, (self.heads, -1)) for x in (*self.compare(target, source), self.value(source))
         )
         aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep, keep_scale=keep_scale)
         trace.step(
@@ -48,14 +52,22 @@ class NeighbourAttention(nn.Module):
         )
         return self.output(aggregated.flatten(2).to(target.dtype))
 
+    def compare(self, target: Float[Tensor, "b t d"], source: Float[Tensor, "b s d"]) -> tuple[Tensor, Tensor]:
+        """Queries and keys; zeros, whose softmax is 1/k exactly, where routing is uniform."""
+        if self.routing == "uniform":
+            return torch.zeros_like(target), torch.zeros_like(source)
+        return self.query(target), self.key(source)
+
 
 class AttentionStep(nn.Module):
     """x_i = interp(x); x_i += attention(norm x_i, norm x_j); x_i += FFN(norm x_i); the residual is not gated."""
 
-    def __init__(self, dim: int, heads: int, value: str, dropouts: tuple[KeyedDropout, ...]) -> None:
+    def __init__(
+        self, dim: int, heads: int, value: str, dropouts: tuple[KeyedDropout, ...], routing: str = "softmax"
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = NeighbourAttention(dim, heads, value)
+        self.attention = NeighbourAttention(dim, heads, value, routing)
         self.ffn_norm = nn.LayerNorm(dim)
         self.ffn = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.attention_dropout, self.output_dropout, self.ffn_dropout = dropouts

@@ -79,12 +79,21 @@ BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound
 
 
 class ShellField(nn.Module):
-    """Base quaternions (V, H, 4) of one shell, learned or frozen, with the shell's perturbation bound."""
+    """Base quaternions (V, H, 4) of one shell, learned or frozen, with the shell's perturbation bound and, where
+    networks belong to shells and not to steps, its perturbation network."""
 
     roles = {"base": "quaternions"}
     base: Tensor
 
-    def __init__(self, vertices: int, heads: int, init: str, learned: bool, bound: LearnedBound | NoBound) -> None:
+    def __init__(
+        self,
+        vertices: int,
+        heads: int,
+        init: str,
+        learned: bool,
+        bound: LearnedBound | NoBound,
+        perturbation: Perturbation | None = None,
+    ) -> None:
         super().__init__()
         self.init = init
         start = FIELD_INITS[init](vertices, heads)
@@ -93,6 +102,7 @@ class ShellField(nn.Module):
         else:
             self.register_buffer("base", start)
         self.bound = bound
+        self.perturbation = perturbation
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -144,6 +154,25 @@ class Perturbation(nn.Module):
     def network(self) -> Network:
         """φ after its first product."""
         return Network(self.inner.bias, self.outer_weight, self.outer_bias)
+
+
+class PerturbationOfShells(nn.Module):
+    """Every vertex is perturbed by the network of its own shell, whichever step asks (`ShellField.perturbation`)."""
+
+    def fields(
+        self, tokens: Float[Tensor, "b s d"], source: ShellField, target: ShellField, mixing: Mixing | None
+    ) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
+        """(source field, target field): two networks, the targets' on interpolated tokens."""
+        source_field = perturbed(source, tokens)
+        if target is source:
+            return source_field, source_field
+        return source_field, perturbed(target, tokens if mixing is None else resample_vertices(tokens, *mixing))
+
+
+def perturbed(shell: ShellField, tokens: Float[Tensor, "b v d"]) -> Float[Tensor, "b v h 4"]:
+    """The field of one shell from its own tokens and network."""
+    assert shell.perturbation is not None
+    return shell.perturbation.fields(tokens, shell, shell, None)[0]
 
 
 class NoPerturbation(nn.Module):

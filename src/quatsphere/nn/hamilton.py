@@ -13,9 +13,6 @@ from quatsphere.geometry.quaternion import block_expand, full_precision, left_ma
 from quatsphere.kernels import feed_forward
 from quatsphere.nn.remembered import Remembered
 
-LEFT = left_matrix(torch.eye(4)).flatten(1)
-"""q -> L(q) as one product (4, 16), of which one more is the gradient."""
-
 
 class HamiltonLinear(nn.Module):
     """y_ho = Σ_i W_hoi ⊗ x_hi (eq:hamilton), no bias; (B, V, H, Q_in, 4) -> (B, V, H, Q_out, 4).
@@ -41,15 +38,28 @@ class HamiltonLinear(nn.Module):
 
 
 class HamiltonFFN(nn.Module):
-    """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small so the residual leads."""
+    """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small so the residual leads.
+
+    With `skip` the block adds its input to its output. The buffer `left` (4, 16) makes q -> L(q) one product, of which
+    one more is the gradient.
+    """
+
+    left: Tensor
 
     def __init__(
-        self, heads: int, channels: int, expansion: int = 4, down_scale: float = 0.1, backend: str = "auto"
+        self,
+        heads: int,
+        channels: int,
+        expansion: int = 4,
+        down_scale: float = 0.1,
+        backend: str = "auto",
+        skip: bool = False,
     ) -> None:
         super().__init__()
-        self.backend = backend
+        self.backend, self.skip = backend, skip
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
+        self.register_buffer("left", left_matrix(torch.eye(4)).flatten(1), persistent=False)
         self._merged: Remembered[tuple[Tensor, Tensor]] = Remembered()
 
     def forward(
@@ -59,14 +69,18 @@ class HamiltonFFN(nn.Module):
         keep: Bool[Tensor, "b v d"] | None = None,
         keep_scale: float = 1.0,
     ) -> Float[Tensor, "b v h q 4"]:
-        """dropout(FFN(post(x))); `post` is linear, so it is multiplied into the up projection, once per step.
+        """dropout(FFN(y)) with y = post(x), or dropout(y + FFN(y)) with `skip`.
 
+        `post` is linear, so before the FFN it is multiplied into the up projection, once per step.
         GELU acts on every real component; `keep` is the mask of the dropout, survivors count `keep_scale` times.
         """
         up, down = self.weights(post)
         flat = x.flatten(3)
         mask = None if keep is None else keep.reshape(flat.shape)
         out = feed_forward(flat, up, down, keep=mask, keep_scale=keep_scale, backend=self.backend)
+        if self.skip:
+            skipped = flat if post is None else post(x).flatten(3)
+            out = out + (skipped if mask is None else skipped * (mask.to(skipped.dtype) * keep_scale))
         return out.unflatten(3, (-1, 4))
 
     def weights(
@@ -76,11 +90,10 @@ class HamiltonFFN(nn.Module):
         weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
         return self._merged(weights, lambda: self._merge(*weights))
 
-    @staticmethod
-    def _merge(up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _merge(self, up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The quaternion matrix U P with (U P)_ok = Σ_i U_oi ⊗ P_ik, and the down projection."""
         if post is None:
             return up, down
         with full_precision(up):
-            left = (up @ LEFT.to(up)).unflatten(-1, (4, 4))
+            left = (up @ self.left.to(up)).unflatten(-1, (4, 4))
             return einsum(left, post, "h o i x y, h i k y -> h o k x"), down

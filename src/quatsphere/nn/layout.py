@@ -5,7 +5,7 @@ Graphs depend on positions only. They are rebuilt when positions moved and are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import neighbours as nb
 from quatsphere.geometry import plane, sphere
-from quatsphere.kernels import Mixing, resample_vertices
+from quatsphere.kernels import Mixing, outside_transforms, resample_vertices
 
 
 class Shell(nn.Module):
@@ -77,35 +77,48 @@ class FlatShell(Shell):
 
 
 class Graph(nn.Module):
-    """Edges from a source shell to a target shell, and how tokens pass from one to the other."""
+    """Edges from a source shell to a target shell, and how tokens pass from one to the other.
+
+    With `others`, for a graph within one shell, no vertex is its own neighbour.
+    """
 
     neighbours: Tensor
     resample_indices: Tensor
     resample_weights: Tensor
 
-    def __init__(self, k: int, metric: nb.Metric, resample: nb.Resample) -> None:
+    def __init__(self, k: int, metric: nb.Metric, resample: nb.Resample, others: bool = False) -> None:
         super().__init__()
-        self.k, self.metric, self.resample_rule = k, metric, resample
+        self.k, self.metric, self.resample_rule, self.others = k, metric, resample, others
         for name in ("neighbours", "resample_indices", "resample_weights"):
             self.register_buffer(name, None, persistent=False)
         self._seen: tuple[object, ...] = ()
+        self._resampled_in: torch.dtype | None = None
 
     def refresh(self, source: Shell, target: Shell) -> None:
         """Rebuild the graph if a position it depends on has moved since the last time."""
-        seen = tuple((shell.positions._version, shell.positions.data_ptr()) for shell in (source, target))
-        if seen == self._seen:
-            return
-        self._seen = seen
-        self.neighbours = nb.nearest_neighbours(target.positions, source.positions, self.k, self.metric)
-        if source.count != target.count:
-            self.resample_indices, self.resample_weights = self._resampling(source, target)
+        with outside_transforms() as unwrapped:
+            both = [unwrapped(shell.positions) for shell in (target, source)]
+            seen = tuple((positions._version, positions.data_ptr()) for positions in both)
+            if seen == self._seen:
+                return
+            self._seen = seen
+            targets, sources = (positions.detach() for positions in both)
+            if self.others:
+                self.neighbours = nb.nearest_others(targets, self.k, self.metric)
+            else:
+                self.neighbours = nb.nearest_neighbours(targets, sources, self.k, self.metric)
+            constant = self.resample_rule == "index" and self._resampled_in == sources.dtype
+            if source.count != target.count and not constant:
+                self.resample_indices, self.resample_weights = self._resampling(source, target)
+                self._resampled_in = sources.dtype
 
     def _resampling(self, source: Shell, target: Shell) -> tuple[Tensor, Tensor]:
-        device = source.positions.device
+        """Rows and shares of `interp`, the shares rounded once to the precision of the positions."""
+        positions = source.positions
         if self.resample_rule == "geometric":
             return nb.geometric_resampling(target.directions(), source.directions())
-        indices, weights = nb.index_resampling(source.count, target.count)
-        return indices.to(device), weights.to(device)
+        indices, weights = nb.index_resampling(source.count, target.count, positions.dtype)
+        return indices.to(positions.device), weights.to(positions.device)
 
     @property
     def mixing(self) -> Mixing | None:
@@ -128,26 +141,29 @@ class Layout(nn.Module):
         shells: Sequence[Shell],
         neighbour_counts: Sequence[int] | None = None,
         resample: nb.Resample = "index",
+        self_neighbour: bool = True,
     ) -> None:
         super().__init__()
         self.shells = nn.ModuleList(shells)  # type: ignore[assignment]
         counts = self.vertex_counts
         self.neighbour_counts = list(neighbour_counts or [nb.knn_budget(count) for count in counts])
-        self._check_counts(counts, self.neighbour_counts)
-        self.within = Graph(self.neighbour_counts[0], "euclidean", resample)
+        others = not self_neighbour
+        self._check_counts(counts, self.neighbour_counts, others)
+        self.within = Graph(self.neighbour_counts[0], "euclidean", resample, others)
         self.cross = nn.ModuleList(  # type: ignore[assignment]
             Graph(k, "euclidean", resample) for k in self.neighbour_counts[1:]
         )
-        self.last = Graph(self.neighbour_counts[-1], shells[-1].rounds_metric, resample)
+        self.last = Graph(self.neighbour_counts[-1], shells[-1].rounds_metric, resample, others)
         self.refresh()
 
     @staticmethod
-    def _check_counts(counts: list[int], neighbour_counts: list[int]) -> None:
+    def _check_counts(counts: list[int], neighbour_counts: list[int], others: bool) -> None:
         for shell, k in enumerate(neighbour_counts):
-            sources = min(counts[max(0, shell - 1)], counts[shell])
+            sources = min(counts[max(0, shell - 1)], counts[shell] - others)
             if k > sources:
+                what = "other vertices" if others else "vertices"
                 raise ConfigError(
-                    f"shell {shell + 1} wants k={k} neighbours but a source shell has only {sources} vertices; "
+                    f"shell {shell + 1} wants k={k} neighbours but a source shell has only {sources} {what}; "
                     f"k must not exceed the vertices: set neighbours={sources} or more base_vertices"
                 )
 
@@ -166,6 +182,14 @@ class Layout(nn.Module):
         for shell, graph in enumerate(self.cross):
             graph.refresh(self.shells[shell], self.shells[shell + 1])
         self.last.refresh(self.shells[-1], self.shells[-1])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layout:
+        """Convert, and after a change of precision build the graphs again: a cast would keep the old rounding."""
+        before = self.shells[0].positions.dtype
+        super()._apply(fn, recurse)
+        if self.shells[0].positions.dtype != before and not self.shells[0].positions.is_meta:
+            self.refresh()
+        return self
 
     def constrain(self) -> None:
         """After an optimiser step: every vertex back on its radius, graphs up to date."""

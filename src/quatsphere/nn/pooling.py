@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from quatsphere.geometry.quaternion import mean_rotation, rotate
+from quatsphere.kernels import differentiated_again, transformed
 from quatsphere.nn.trace import Trace
 
 
@@ -25,23 +26,33 @@ class PoolAlong(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, d), (B, V), (B, V)."""
-        scores = _times_rows(axis.expand(tokens.shape[0], -1), tokens)
-        weights = torch.softmax(scores, dim=1)
-        pooled = torch.bmm(weights.to(tokens.dtype).unsqueeze(1), tokens).squeeze(1)
+        pooled, scores, weights = _pool_along(tokens, axis)
         ctx.save_for_backward(tokens, axis, weights)
         ctx.mark_non_differentiable(scores, weights)
         return pooled, scores, weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
         """w_i g + w_i (x_i - pooled)·g a for each vertex i."""
         tokens, axis, weights = ctx.saved_tensors
+        if differentiated_again():
+            weights = _pool_along(tokens, axis)[2]
         gradient = gradient.to(tokens.dtype)
         slopes = _times_rows(gradient, tokens)
         slopes = weights * (slopes - (weights * slopes).sum(1, keepdim=True))
         columns = torch.stack((weights, slopes), dim=2).to(tokens.dtype)
         return torch.bmm(columns, torch.stack((gradient, axis.expand_as(gradient)), dim=1)), None
+
+
+def _pool_along(tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scores = _times_rows(axis.expand(tokens.shape[0], -1), tokens)
+    weights = torch.softmax(scores, dim=1)
+    return torch.bmm(weights.to(tokens.dtype).unsqueeze(1), tokens).squeeze(1), scores, weights
+
+
+def pool_along(tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`PoolAlong`, or the same in plain torch where transforms of `torch.func` are active."""
+    return _pool_along(tokens, axis) if transformed() else PoolAlong.apply(tokens, axis)
 
 
 def _times_rows(vectors: Float[Tensor, "b d"], tokens: Float[Tensor, "b v d"]) -> Float[Tensor, "b v"]:
@@ -57,13 +68,28 @@ class QuaternionPooling(nn.Module):
     ) -> Float[Tensor, "b d"]:
         """No parameters; no gradient to the base quaternions (see `mean_rotation`)."""
         mean = mean_rotation(base.reshape(-1, 4))
-        direction = rotate(mean, torch.tensor([0.0, 0.0, 1.0], dtype=mean.dtype, device=mean.device))
+        direction = rotate(mean, F.pad(mean.new_ones(1), (2, 0)))  # ẑ, made where the field is
         every_channel = F.pad(direction, (1, 0)).repeat(tokens.shape[2] // 4)  # (0, d) for each quaternion
         pooled: Tensor
-        pooled, scores, weights = PoolAlong.apply(tokens, every_channel.to(tokens.dtype))
+        pooled, scores, weights = self.along(tokens, every_channel.to(tokens.dtype), base.shape[1])
         trace.note(lambda: {"mean_rotation": mean, "pool_direction": direction, "pool_scores": scores})
         trace.note(lambda: {"pool_weights": weights, "pooled": pooled})
         return pooled
+
+    def along(self, tokens: Tensor, axis: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(pooled, scores (B, V), weights (B, V)): one weight per vertex, its score summed over all heads."""
+        return pool_along(tokens, axis)
+
+
+class PerHeadPooling(QuaternionPooling):
+    """The same with a softmax per head: the score of head h sums over its own channels q alone."""
+
+    def along(self, tokens: Tensor, axis: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(pooled, scores (B, V, H), weights (B, V, H)): every head of an image is pooled as an image of its own."""
+        by_head = rearrange(tokens, "b v (h c) -> (b h) v c", h=heads)
+        pooled, *edges = pool_along(by_head, axis[: by_head.shape[2]])
+        scores, weights = (rearrange(edge, "(b h) v -> b v h", h=heads) for edge in edges)
+        return rearrange(pooled, "(b h) c -> b (h c)", h=heads), scores, weights
 
 
 class MeanPooling(nn.Module):
@@ -81,5 +107,6 @@ class MeanPooling(nn.Module):
 
 POOLINGS: dict[str, type[QuaternionPooling] | type[MeanPooling]] = {
     "quaternion": QuaternionPooling,
+    "quaternion_per_head": PerHeadPooling,
     "mean": MeanPooling,
 }

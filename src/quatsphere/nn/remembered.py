@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from quatsphere.kernels import transformed
+
 Result = TypeVar("Result")
 
 
@@ -22,7 +24,7 @@ class Remembered(Generic[Result]):
 
     def __call__(self, tensors: Sequence[Tensor], make: Callable[[], Result]) -> Result:
         """The result that is kept for these tensors, or a new one."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not tensors[0].is_cpu:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or not tensors[0].is_cpu:
             return make()
         if self._kept is None or not same(self._kept[0], tensors):
             self._kept = ([tensor.detach().clone() for tensor in tensors], make())

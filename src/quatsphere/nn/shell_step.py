@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.kernels import (
+    TRANSPORTS,
     Ends,
     Kept,
     Problem,
@@ -19,13 +20,21 @@ from quatsphere.kernels import (
     whole_step,
 )
 from quatsphere.nn.dropout import KeyedDropout
-from quatsphere.nn.field import LearnedBound, NoPerturbation, Perturbation, ShellField, bound_logits, bounds_of
+from quatsphere.nn.field import (
+    LearnedBound,
+    NoPerturbation,
+    Perturbation,
+    PerturbationOfShells,
+    ShellField,
+    bound_logits,
+    bounds_of,
+)
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Graph, Shell
 from quatsphere.nn.remembered import Remembered
 from quatsphere.nn.routing import Alignment
 from quatsphere.nn.trace import Trace
-from quatsphere.nn.transport import Sandwich
+from quatsphere.nn.transport import HeadMixing, Sandwich
 
 
 def to_quaternions(tokens: Float[Tensor, "b v d"], heads: int) -> Float[Tensor, "b v h q 4"]:
@@ -81,24 +90,28 @@ class Place(NamedTuple):
 class ShellStep(nn.Module):
     """h = Hamilton_post(kernel(x)) + residual (eqs attn-weight, residual); each step owns all its parts."""
 
+    fused = True
+    """Whether the step may run in one operator; where False it runs part by part, within reach of patches and hooks."""
+
     def __init__(
         self,
-        perturbation: Perturbation | NoPerturbation,
+        perturbation: Perturbation | PerturbationOfShells | NoPerturbation,
         routing: Alignment,
         transport: Sandwich,
         post: tuple[HamiltonLinear, HamiltonFFN],
         gate: Residual | GatedResidual,
         dropouts: tuple[KeyedDropout, KeyedDropout],
         backend: str = "auto",
+        head_mixing: HeadMixing | None = None,
     ) -> None:
         super().__init__()
         self.perturbation, self.routing, self.transport = perturbation, routing, transport
+        self.head_mixing = head_mixing or nn.Identity()
         self.post, self.ffn = post
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
         self.derived: Remembered[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = Remembered()
-        self.plain = isinstance(perturbation, Perturbation) and routing.rule != "geometric" and transport.plain
 
     def forward(
         self,
@@ -114,15 +127,27 @@ class ShellStep(nn.Module):
         keep = self.attention_dropout.mask(keys, edges)
         kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
         dropped = Kept(keep, kept, self.attention_dropout.scale, self.output_dropout.scale)
-        if self.runs_whole(tokens, source, target, graph) and not trace.looks:
+        if self.fused and not trace.looks and self.runs_whole(tokens, source, target, graph):
             return self.whole(tokens, source, target, graph, dropped)
         return self.parts(tokens, source, target, graph, dropped, trace)
 
     def runs_whole(self, tokens: Tensor, source: Place, target: Place, graph: Graph) -> bool:
-        """Whether every part is one that the operator of whole steps has."""
-        bounded = all(isinstance(end.field.bound, LearnedBound) for end in (source, target))
-        mixed = (graph.mixing is None) == (source is target)
-        return self.plain and bounded and mixed and runs_whole(tokens, source.field.base, self.backend)
+        """Whether the operator of whole steps does what the parts would do."""
+        if not runs_whole(tokens, source.field.base, self.backend) or (graph.mixing is None) != (source is target):
+            return False
+        if self.transport.rule not in TRANSPORTS or not isinstance(self.head_mixing, nn.Identity) or self.ffn.skip:
+            return False
+        methods = [self.parts, self.features, self.attend, self.perturbation.fields, self.transport.prepare]
+        methods += [self.routing.directions, self.ffn.forward, self.gate.forward]
+        methods += [source.field.bound.perturb, target.field.bound.perturb]
+        return all(getattr(method, "__func__", method) in REPLACED for method in methods) and not self.hooked()
+
+    def hooked(self) -> bool:
+        """Whether a part has hooks that its call would run."""
+        return any(
+            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+            for part in (self.ffn, self.gate)
+        )
 
     def whole(
         self, tokens: Float[Tensor, "b s d"], source: Place, target: Place, graph: Graph, dropped: Kept
@@ -159,7 +184,7 @@ class ShellStep(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Field, kernel, Hamilton block and residual one after the other, each in sight."""
         source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.mixing)
-        features = self.transport.prepare(to_quaternions(tokens, source_field.shape[2]))
+        features = self.features(tokens, source_field.shape[2])
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
         aggregated = self.attend(target_field, source_field, features, graph, dropped.edges, directions)
         update = to_flat(self.ffn(aggregated, self.post, dropped.update, self.output_dropout.scale))
@@ -167,6 +192,10 @@ class ShellStep(nn.Module):
         trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})
         return hidden
+
+    def features(self, tokens: Float[Tensor, "b s d"], heads: int) -> Float[Tensor, "b s h q 4"]:
+        """What the sources send, before the kernel turns it."""
+        return self.transport.prepare(to_quaternions(self.head_mixing(tokens), heads))
 
     def attend(
         self,
@@ -177,8 +206,8 @@ class ShellStep(nn.Module):
         keep: Tensor | None,
         directions: tuple[Tensor | None, Tensor | None],
     ) -> Float[Tensor, "b t h q 4"]:
-        """The coupled kernel on this step's graph."""
-        return quaternion_attention(
+        """The coupled kernel on this step's graph, in the dtype of its inputs where those are narrow."""
+        aggregated = quaternion_attention(
             target_field,
             source_field,
             features,
@@ -192,6 +221,7 @@ class ShellStep(nn.Module):
             source_directions=directions[1],
             backend=self.backend,
         )
+        return aggregated.to(torch.promote_types(target_field.dtype, features.dtype))
 
     def look(
         self,
@@ -223,3 +253,15 @@ class ShellStep(nn.Module):
             "scores": scores,
             "weights": weights,
         }
+
+
+REPLACED = [
+    ShellStep.parts,
+    ShellStep.features,
+    ShellStep.attend,
+    Perturbation.fields,
+    Sandwich.prepare,
+    Alignment.directions,
+]
+REPLACED += [HamiltonFFN.forward, Residual.forward, GatedResidual.forward, LearnedBound.perturb]
+"""Methods that the operator of whole steps stands for; others in their place (subclasses, patches) it does not run."""

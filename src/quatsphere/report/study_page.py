@@ -14,7 +14,7 @@ KINDS = {
     "static": ("Claims that need none", "Arithmetic and geometry, computed from the code at the paper's size."),
 }
 """kind of claim -> heading, sentence."""
-
+NOT_JUDGED = "Not judged: none of these runs is on the paper's data, CIFAR-10 and CIFAR-100."
 
 ACCURACIES = "Percent of test images: means over seeds (range, n). Changes are paired by seed [95 % interval]."
 
@@ -25,9 +25,11 @@ def study_report(
     """The whole report: tables and figures, then claims, then every cell."""
     sections = [Section("Accuracies", ACCURACIES, tables, shown)]
     for kind, (title, text) in KINDS.items():
-        chosen = [claim_of(claim) for claim in claims if claim["kind"] == kind]
-        if chosen:
-            sections.append(Section(title, text, claims=chosen))
+        chosen = [claim for claim in claims if claim["kind"] == kind]
+        if any(claim["n"] for claim in chosen):
+            sections.append(Section(title, text, claims=[claim_of(claim) for claim in chosen]))
+        elif chosen:
+            sections.append(Section(title, NOT_JUDGED))
     sections.append(Section("Every run", "One row per finished cell.", [cells_table(records)]))
     told = f"{len(records)} runs on {', '.join(_kinds(records, 'dataset')) or 'nothing yet'}"
     return Report(f"Study {name}", told, tiles(records, claims), facts(records), sections)

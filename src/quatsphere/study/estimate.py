@@ -1,10 +1,10 @@
-"""How long a plan takes: images to see over images per second, known from finished cells or measured in one step."""
+"""How long a plan takes: images to see over images per second, known from finished cells or measured in a few steps."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from quatsphere.study.plan import Cell
 from quatsphere.study.results import Record
 from quatsphere.study.scales import TRAIN_IMAGES
 
-PROBED = 16
-"""Images of the step that is timed where no cell has told its speed yet."""
+FEWEST_STEPS, MOST_STEPS, PROBE_SECONDS = 3, 20, 4.0
+"""Steps that are timed for a model without finished cells: until the seconds are over, within these limits."""
 WORTH_A_PROBE = 10_000
 """Images of a cell from which on its time is estimated before it starts."""
 
@@ -42,12 +42,14 @@ class Pace:
         """A row's speed, which is its model's too until another row of the model is heard."""
         self.speeds[variant] = self.speeds[f"model {model}"] = speed
 
-    def measure(self, cells: Sequence[Cell]) -> None:
-        """Time one step of every model that nothing is known about; cells of seconds are not worth it."""
+    def measure(self, cells: Sequence[Cell], say: Callable[[str], None] = lambda text: None) -> None:
+        """Time a few steps of every model without a known speed; cells of seconds are left out."""
         for cell in cells:
             model = cell.config.model.name
             if f"model {model}" not in self.speeds and images_of(cell) >= WORTH_A_PROBE:
-                self.speeds[f"model {model}"] = probe_speed(cell.config)
+                say(f"timing a few training steps of {model}, {cell.config.train.batch_size} images each ...")
+                speed = self.speeds[f"model {model}"] = probe_speed(cell.config)
+                say(f"{model}: {speed:.0f} images/s")
 
     def seconds(self, cell: Cell) -> float | None:
         """A cell's time, if its speed is known at all."""
@@ -64,20 +66,32 @@ class Pace:
 
 
 def probe_speed(config: RunConfig) -> float:
-    """Images per second of forward and backward: the second of two steps, the first one compiles."""
+    """Images per second of forward and backward at the batch size of the cells."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     model = build_model(config.model).to("cuda" if torch.cuda.is_available() else "cpu")
     device = next(model.parameters()).device
-    side = config.model.image_size
-    images = torch.zeros(PROBED, config.model.in_channels, side, side, device=device)
-    for _ in range(2):
-        begin = time.perf_counter()
-        F.cross_entropy(model(images), torch.zeros(PROBED, dtype=torch.int64, device=device)).backward()
+    side, count = config.model.image_size, config.train.batch_size
+    images = torch.randn(count, config.model.in_channels, side, side, device=device)
+    labels = torch.zeros(count, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-    return PROBED / seconds
+
+    return count / median_seconds(step)
+
+
+def median_seconds(step: Callable[[], None]) -> float:
+    """Median time of several steps: other work on the machine disturbs it little; the first step, untimed, compiles."""
+    step()
+    times: list[float] = []
+    while len(times) < FEWEST_STEPS or (len(times) < MOST_STEPS and sum(times) < PROBE_SECONDS):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
 
 
 def spell_seconds(seconds: float) -> str:

@@ -21,8 +21,8 @@ from quatsphere.study.variants import Touch, Variant, find_variant
 from quatsphere.train.batches import Batches
 from quatsphere.train.prepare import fit_to_data, load_data
 
-BY_MODEL = ("model.", "train.patience", "train.compile")
-"""Settings that another model brings with it: its own fields, and that baselines run the full horizon."""
+BY_MODEL = ("model.", "train.patience", "train.compile", "optim.peak_lr")
+"""Settings that another model brings with it: its fields, the full horizon of baselines, the rate of its own search."""
 LOOKED_AT = ((0, 0), (0, 1), (1, 0))
 """(epoch, step) of the batches whose content is compared."""
 

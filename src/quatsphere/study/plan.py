@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
 from quatsphere.errors import ConfigError
@@ -22,6 +22,10 @@ class Block:
     dataset: str
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
+    epochs: int | None = None
+    """Length of the run; none takes the scale's. Cells of a given length have it in their name."""
+    stage: int = 0
+    """All cells of a stage run before the next stage begins."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Plan:
 
 FIVE = (42, 1, 2, 3, 4)
 THREE = (42, 1, 2)
+TWO = (42, 1)
 KERNEL = ("full", "transport_identity", "routing_uniform", "both_off", "attention", "flat")
 LAYOUT = ("qsv_plane", "resample_geometric", "attention_resample_geometric")
 FIELD = ("frozen_random", "attention_value_identity", "flat_value_identity", "resnet20", "attention_wide")
@@ -51,6 +56,13 @@ PRECISION = ("bf16", "attention_bf16")
 SWEEP = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong")
 FORMS = ("field_static", "transport_one_sided", "transport_projected", "uniform_projected", "frozen_identity")
 SEAMS = ("plain", "positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none")
+MAIN = ("full", "transport_identity", "routing_uniform", "attention", "flat")
+REST = ("both_off", "attention_value_identity", "flat_value_identity")
+BESIDE = ("resnet20", "frozen_random", "field_static", "transport_projected", "transport_one_sided", "plain")
+LONG = ("quaternion_adamw", "bound_none", "zero_init_off", "repulsion_off", "beta_frozen", "beta_warm")
+LONGEST = ("full", "transport_identity", "beta_warm", "attention", "attention_value_identity")
+CONTROLS = ("transport_lift", "transport_lower", "both_off_mixed", "attention_uniform")
+READINGS = ("stencil_pitch", "network_per_shell", "inner_skip", "pooling_per_head", "self_excluded")
 CIFAR100 = ("full", "transport_identity", "routing_uniform", "attention", "attention_value_identity")
 
 PLANS: dict[str, Plan] = {
@@ -60,7 +72,7 @@ PLANS: dict[str, Plan] = {
         (
             Block("cifar10", (*KERNEL, *FIELD, *ROUTING, *STABILITY), THREE),
             Block("cifar100", CIFAR100, THREE),
-            Block("cifar10", (*LAYOUT, *FORMS, *SEAMS, *SWEEP, *PRECISION), THREE),
+            Block("cifar10", ("linear", *LAYOUT, *FORMS, *CONTROLS, *SEAMS, *READINGS, *SWEEP, *PRECISION), THREE),
         ),
     ),
     "lite": Plan(
@@ -82,9 +94,22 @@ PLANS: dict[str, Plan] = {
     "precision": Plan("bf16 against fp32, lite", "lite", (
         Block("cifar10", ("full", "attention", *PRECISION), FIVE),
     )),
+    "tuning": Plan("the rate search before plan curve, one start per rate: --set optim.peak_lr=X", "curve", (
+        Block("cifar10", ("linear", "attention", "flat", "full", "resnet20"), (1001,), epochs=2),
+    )),
+    "curve": Plan("contrasts against the length of training (docs/protocol.md)", "curve", (
+        Block("cifar10", ("linear", *MAIN, *REST), FIVE, epochs=2, stage=1),
+        Block("cifar10", ("linear", *MAIN, *REST), FIVE, epochs=6, stage=2),
+        Block("cifar10", ("linear", *MAIN), THREE, epochs=18, stage=3),
+        Block("cifar10", REST, THREE, epochs=18, stage=4),
+        Block("cifar10", (*BESIDE, *CONTROLS), THREE, epochs=6, stage=5),
+        Block("cifar10", READINGS, THREE, epochs=6, stage=6),
+        Block("cifar10", LONG, THREE, epochs=18, stage=7),
+        Block("cifar10", LONGEST, TWO, epochs=57, stage=8),
+    )),
     "smoke": Plan("a tiny model on the embedded digits, to test the study itself", "smoke", (
-        Block("digits", ("full", "transport_identity", "routing_uniform", "both_off"), (1, 2, 3)),
-        Block("digits", ("attention",), (1,)),
+        Block("digits", ("full", "transport_identity", "both_off"), (1, 2, 3)),
+        Block("digits", ("routing_uniform", "attention"), (1,)),
     )),
 }  # fmt: skip
 
@@ -97,11 +122,18 @@ class Cell:
     variant: str
     seed: int
     config: RunConfig = field(repr=False)
+    epochs: int | None = None
 
     @property
     def id(self) -> str:
-        """Stable and readable: data set, row, seed."""
-        return f"{self.dataset}.{self.variant}.s{self.seed}"
+        """Stable and readable: data set, row, length where the plan has several, seed."""
+        return cell_id(self.dataset, self.variant, self.seed, self.epochs)
+
+
+def cell_id(dataset: str, variant: str, seed: int, epochs: int | None = None) -> str:
+    """`cifar10.full.s42`, or `cifar10.full.e6.s42` for a run of six epochs in a plan of several lengths."""
+    length = "" if epochs is None else f".e{epochs}"
+    return f"{dataset}.{variant}{length}.s{seed}"
 
 
 def plan_cells(
@@ -117,31 +149,36 @@ def plan_cells(
     `settings` change the scale before a row changes its own fields. Rows that change nothing here are left out.
     """
     wanted = [
-        (position, index, row, seed)
+        (block.stage, position, index, row, seed)
         for index, block in enumerate(plan.blocks)
         for row in block.rows
         for position, seed in enumerate(dict.fromkeys(block.seeds if seeds is None else seeds))
     ]
-    ordered = sorted(wanted, key=lambda item: item[:2])
-    names = [(plan.blocks[index].dataset, row, seed) for _, index, row, seed in ordered]
+    ordered = sorted(wanted, key=lambda item: item[:3])
+    blocks = plan.blocks
+    names = [(blocks[index].dataset, row, seed, blocks[index].epochs) for *_, index, row, seed in ordered]
     chosen = [name for name in names if is_chosen(name, only)]
     if not chosen:
         raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
     scale = SCALES[plan.scale]
 
     @functools.cache
-    def config_of(dataset: str, row: str, seed: int) -> RunConfig:
-        return cell_config(scale, dataset, row, seed, data_root=data_root, settings=settings or {})
+    def config_of(dataset: str, row: str, seed: int, epochs: int | None) -> RunConfig:
+        length = {} if epochs is None else {"train.epochs": epochs}
+        return cell_config(scale, dataset, row, seed, data_root=data_root, settings={**length, **(settings or {})})
 
-    cells = [Cell(*name, config_of(*name)) for name in chosen]
-    return [c for c in cells if not is_idle(c, config_of(c.dataset, find_variant(c.variant).reference, c.seed))]
+    cells = [Cell(*name[:3], config_of(*name), name[3]) for name in chosen]
+    references = [config_of(c.dataset, find_variant(c.variant).reference, c.seed, c.epochs) for c in cells]
+    return [cell for cell, reference in zip(cells, references, strict=True) if not is_idle(cell, reference)]
 
 
 def reference_of(cell: Cell, plan: Plan, settings: Mapping[str, Any] | None = None) -> Cell:
     """The cell that a cell is compared with: same data, same seed."""
     row = find_variant(cell.variant).reference
-    config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=settings or {})
-    return Cell(cell.dataset, row, cell.seed, replace(config, data=replace(config.data, root=cell.config.data.root)))
+    given = {"train.epochs": cell.config.train.epochs, **(settings or {})}
+    config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=given)
+    config = replace(config, data=replace(config.data, root=cell.config.data.root))
+    return Cell(cell.dataset, row, cell.seed, config, cell.epochs)
 
 
 def is_idle(cell: Cell, reference: RunConfig) -> bool:
@@ -149,10 +186,9 @@ def is_idle(cell: Cell, reference: RunConfig) -> bool:
     return bool(find_variant(cell.variant).changes) and cell.config == reference
 
 
-def is_chosen(name: tuple[str, str, int], only: Sequence[str]) -> bool:
+def is_chosen(name: tuple[str, str, int, int | None], only: Sequence[str]) -> bool:
     """Whether one of the globs fits the cell's id or its row; no globs choose everything."""
-    dataset, row, seed = name
-    return not only or any(fnmatchcase(f"{dataset}.{row}.s{seed}", glob) or fnmatchcase(row, glob) for glob in only)
+    return not only or any(fnmatchcase(cell_id(*name), glob) or fnmatchcase(name[1], glob) for glob in only)
 
 
 def cell_config(
@@ -195,7 +231,7 @@ def parameter_count(config: QSVConfig) -> int:
 
 
 def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunConfig:
-    """The RunConfig of `group.field` -> value; `lenient` leaves out fields that only other models have."""
+    """The RunConfig of `group.field` -> value; `lenient` leaves out what only other models have or can take."""
     name = settings["model.name"]
     kinds = {"data": DataConfig, "model": MODELS[name][0], "optim": OptimConfig, "train": TrainConfig}
     groups: dict[str, dict[str, Any]] = {group: {} for group in kinds}
@@ -204,9 +240,15 @@ def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunCon
         known = group in kinds and setting in {f.name for f in fields(kinds[group])}
         if not known and not (lenient and group == "model" and setting in EVERY_MODEL_FIELD):
             raise ConfigError(f"unknown setting {key!r}; see 'quatsphere train --help'")
-        if known:
+        if known and not (lenient and group == "model" and is_foreign(name, setting, value)):
             groups[group][setting] = value
     return RunConfig(**{group: kind(**groups[group]) for group, kind in kinds.items()})
+
+
+def is_foreign(model: str, setting: str, value: Any) -> bool:
+    """Whether a model cannot make a choice that another model's field of the same name has."""
+    choices = {name: get_args(get_type_hints(kind).get(setting)) for name, (kind, _) in MODELS.items()}
+    return value not in choices[model] and any(value in others for others in choices.values())
 
 
 EVERY_MODEL_FIELD = {f.name for kind, _ in MODELS.values() for f in fields(kind)}

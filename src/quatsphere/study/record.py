@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from quatsphere.config import RunConfig
+from quatsphere.files.checkpoint import load_best
 from quatsphere.files.run_folder import RunFolder
 from quatsphere.study.plan import flat_settings
 from quatsphere.train.identity import commit, processor, versions
@@ -23,6 +28,8 @@ FROM_RESULT = (
     "versions",
     "threads",
     "seconds",
+    "images_seen",
+    "predictions",
 )
 
 
@@ -35,8 +42,10 @@ def finished_record(
         **{name: result[name] for name in FROM_RESULT},
         "processor": processor(),
         "per_class": result["test"]["per_class"],
+        "test_counts": [sum(row) for row in result["test"]["confusion"]],
         "nll": result["test"]["nll"],
         "ece": result["test"]["ece"],
+        "weights_sha256": weights_digest(load_best(run.checkpoints).weights),
         "trajectory": trajectory(run),
     }
 
@@ -60,3 +69,12 @@ def trajectory(run: RunFolder) -> dict[str, list[Any]]:
     heads = [line.get("beta_heads") or [] for line in lines]
     band = {f"beta_{pick.__name__}": [[pick(step) for step in steps] for steps in heads] for pick in (min, max)}
     return {**train, **{name: [line.get(name) for line in lines] for name in BY_EPOCH}, **band}
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, types, shapes and values of a model's weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quatsphere.data import Dataset
 from quatsphere.study.launch import Launcher, Outcome, Watcher
 from quatsphere.study.plan import Cell, flat_settings
 from quatsphere.study.results import Results, require_same_cell
 from quatsphere.study.worker import Request
+from quatsphere.train.prepare import load_data, require_trainable
 
 KEEP = ("best", "all", "none")
 """Checkpoints of a finished cell that stay: the best one, so that it can be looked into later; all; or none."""
@@ -33,6 +35,16 @@ def unfinished(cells: Sequence[Cell], results: Results) -> list[Cell]:
         else:
             require_same_cell(record, cell)
     return todo
+
+
+def require_ready(cells: Sequence[Cell]) -> None:
+    """Load every data set of the cells once: a missing file or package is one error, not one for each cell."""
+    loaded: dict[tuple[str, str | None], Dataset] = {}
+    for config in (cell.config for cell in cells):
+        source = config.data.name, config.data.root
+        if source not in loaded:
+            loaded[source] = load_data(config.data, note=lambda text: None)
+        require_trainable(config.train, loaded[source])
 
 
 def run_plan(
@@ -72,4 +84,4 @@ def keep(outcome: Outcome, results: Results, keep_weights: str) -> None:
 def request_of(cell: Cell, results: Results) -> Request:
     """What a worker is asked."""
     run = str(results.run(cell.id).path.absolute())
-    return Request(cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
+    return Request(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)

@@ -104,19 +104,25 @@ def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
     """
     if abs(sum(weights.values())) > 1e-9:
         raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
-    common = sorted(set.intersection(*({*samples.get(row, {})} for row in weights)))
+    common = by_seed(samples, weights)
     if not common:
         return None
-    by_seed = [sum(weight * samples[row][seed] for row, weight in weights.items()) for seed in common]
+    limits = min(common.values()), max(common.values())
     reference = max(weights, key=lambda row: (len(samples[row]), abs(weights[row])))
     differences = [_paired(samples, row, reference) for row in weights if row != reference]
     if min(map(len, differences)) >= ENOUGH:
         shares = [weight for row, weight in weights.items() if row != reference]
-        return _by_own_variance(differences, shares, (min(by_seed), max(by_seed)))
+        return _by_own_variance(differences, shares, limits)
     variance, freedom = pooled_variance(samples)
     spread = sum(weight**2 for weight in weights.values())
     error = math.sqrt(spread * variance / len(common)) if freedom else math.nan
-    return Estimate(sum(by_seed) / len(common), error, freedom, len(common), min(by_seed), max(by_seed))
+    return Estimate(sum(common.values()) / len(common), error, freedom, len(common), *limits)
+
+
+def by_seed(samples: Samples, weights: Mapping[str, float]) -> dict[int, float]:
+    """seed -> Σ weight * row, over the seeds that all rows have."""
+    common = sorted(set.intersection(*({*samples.get(row, {})} for row in weights)))
+    return {seed: sum(weight * samples[row][seed] for row, weight in weights.items()) for seed in common}
 
 
 def _paired(samples: Samples, row: str, reference: str) -> dict[int, float]:

@@ -1,4 +1,6 @@
-"""The paper's tables with our numbers beside the paper's, and a verdict for every row; rows are plain strings."""
+"""The paper's tables with our numbers beside the paper's, and a verdict for every row; rows are plain strings.
+
+Every column of accuracies is headed by its data set; the paper's numbers stand only beside the paper's data."""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.ledger_tables import POINT
 from quatsphere.study.claims.rules import Contrast, Value, difference
-from quatsphere.study.statistics import LEAST, LEVEL, contrast, mean
+from quatsphere.study.datasets import STANDS_FOR, title_of
+from quatsphere.study.statistics import LEAST, LEVEL, by_seed, contrast, mean
 from quatsphere.study.variants import VARIANTS
 
 Record = Mapping[str, Any]
@@ -76,6 +79,15 @@ BEYOND = {
     "plain": "full",
     "bf16": "full",
     "attention_bf16": "attention",
+    "transport_lift": "full",
+    "transport_lower": "full",
+    "both_off_mixed": "both_off",
+    "attention_uniform": "attention",
+    "stencil_pitch": "full",
+    "network_per_shell": "full",
+    "inner_skip": "full",
+    "pooling_per_head": "full",
+    "self_excluded": "full",
 }
 CROSSED = {
     "QSV: sphere to plane": {"qsv_plane": 1.0, "full": -1.0},
@@ -125,73 +137,51 @@ class Tables:
         self.evidence = Evidence(records)
         self.claims = {claim["id"]: claim for claim in decide(CLAIMS, records)}
         self.paper, self.paper_change = paper_values(), paper_changes()
+        self.datasets = sorted({record["dataset"] for record in records}) or ["cifar10"]
+        self.main = self.datasets[0]
+        """The data set of all tables but the first: CIFAR-10 where it has cells."""
 
     def all(self) -> list[Table]:
         """In the order of the paper, then beyond it."""
         return [self.ablation(), self.context(), self.probes(), self.beyond(), self.crossed(), self.seeds()]
 
     def ablation(self) -> Table:
-        """Table "ablation"."""
-        head = ("Variant", "CIFAR-10", "change", "paper", "CIFAR-100", "change", "paper", "verdict")
+        """Table "ablation": every data set that has cells."""
+        head = ("Variant", *self.accuracy_head(*self.datasets))
         rows = [
-            (
-                VARIANTS[row].title,
-                self.mean(row, "cifar10"),
-                self.change(row, "cifar10"),
-                self.quoted(row, "cifar10"),
-                self.mean(row, "cifar100"),
-                self.change(row, "cifar100"),
-                self.quoted(row, "cifar100"),
-                self.verdicts(claims),
-            )
-            for row, claims in ABLATION.items()
+            (VARIANTS[row].title, *self.accuracies(row, claims, *self.datasets)) for row, claims in ABLATION.items()
         ]
         return Table("ablation", "Kernel ablations", head, tuple(rows))
 
     def context(self) -> Table:
-        """Table "context" with the literature's rows."""
-        head = ("Model", "parameters", "test accuracy", "change", "paper", "verdict")
+        """Table "context", with the literature's rows beside the paper's data set."""
+        head = ("Model", "parameters", *self.accuracy_head(self.main))
         rows = [
-            (
-                VARIANTS[row].title,
-                self.parameters(row),
-                self.mean(row, "cifar10"),
-                self.change(row, "cifar10"),
-                self.quoted(row, "cifar10"),
-                self.verdicts(claims),
-            )
+            (VARIANTS[row].title, self.parameters(row), *self.accuracies(row, claims, self.main))
             for row, claims in CONTEXT.items()
         ]
         cited = [claim for name, claim in self.claims.items() if name.startswith("cited.")]
-        rows += [
-            (claim["statement"].rsplit(" ", 2)[0], NONE, NONE, NONE, f"{claim['paper']} (cited)", NONE)
-            for claim in cited
-        ]
+        if self.main == "cifar10":
+            rows += [
+                (claim["statement"].rsplit(" ", 2)[0], NONE, NONE, NONE, f"{claim['paper']} (cited)", NONE)
+                for claim in cited
+            ]
         return Table("context", "Context", head, tuple(rows))
 
     def probes(self) -> Table:
         """Probes of beta, optimiser arms and the sweep, all against the full model."""
-        head = ("Variant", "test accuracy", "change", "paper", "verdict")
-        rows = [
-            (
-                VARIANTS[row].title,
-                self.mean(row, "cifar10"),
-                self.change(row, "cifar10"),
-                self.quoted(row, "cifar10"),
-                self.verdicts(claims),
-            )
-            for row, claims in PROBES.items()
-        ]
+        head = ("Variant", *self.accuracy_head(self.main))
+        rows = [(VARIANTS[row].title, *self.accuracies(row, claims, self.main)) for row, claims in PROBES.items()]
         return Table("probes", "Probes, optimisation, robustness", head, tuple(rows))
 
     def beyond(self) -> Table:
         """Rows the paper never ran, and whether two one-sided tests call them equal to their reference."""
-        head = ("Variant", "test accuracy", "change", "against", f"within {POINT:g} point")
+        head = ("Variant", title_of(self.main), "change", "against", f"within {POINT:g} point")
         rows = [
             (
                 VARIANTS[row].title,
-                self.mean(row, "cifar10"),
-                self.change(row, "cifar10"),
+                self.mean(row, self.main),
+                self.change(row, self.main),
                 VARIANTS[reference].title,
                 self.equal(row, reference),
             )
@@ -201,22 +191,35 @@ class Tables:
 
     def crossed(self) -> Table:
         """Contrasts of several rows."""
-        head = ("Question", "points", "n")
-        samples = self.evidence.samples("cifar10", "test")
+        head = ("Question", f"{title_of(self.main)}, points", "with its own variance", "n")
+        samples = self.evidence.samples(self.main, "test")
         rows = []
         for question, weights in CROSSED.items():
             found = contrast(samples, weights)
-            rows.append((question, spell(found), NONE if found is None else str(found.n)))
+            own = mean(by_seed(samples, weights))
+            rows.append((question, spell(found), spell(own), NONE if found is None else str(found.n)))
         return Table("crossed", "Beyond the paper: contrasts", head, tuple(rows))
+
+    def accuracy_head(self, *datasets: str) -> tuple[str, ...]:
+        """Columns of `accuracies`; the paper's numbers and verdicts only beside data that stand for the paper's."""
+        head = []
+        for dataset in datasets:
+            paper = STANDS_FOR.get(dataset)
+            quoted = "paper" if paper == dataset else f"paper, {title_of(paper or '')}"
+            head += [title_of(dataset), "change", *([quoted] if paper else [])]
+        return (*head, *(["verdict"] if set(datasets) & set(STANDS_FOR) else []))
+
+    def accuracies(self, row: str, claims: Sequence[str], *datasets: str) -> tuple[str, ...]:
+        """Mean and change of a row on every data set, the paper's beside, and the verdicts on its claims."""
+        cells = []
+        for dataset in datasets:
+            paper = STANDS_FOR.get(dataset)
+            cells += [self.mean(row, dataset), self.change(row, dataset), *([self.quoted(row, paper)] if paper else [])]
+        return (*cells, *([self.verdicts(claims)] if set(datasets) & set(STANDS_FOR) else []))
 
     def seeds(self) -> Table:
         """Every finished cell."""
-        records = self.evidence.records + self.evidence.diverged
-        names = sorted({(record["dataset"], record["variant"]) for record in records})
-        seeds = sorted({record["seed"] for record in records})
-        value = {(r["dataset"], r["variant"], r["seed"]): r for r in records}
-        rows = [(*name, *(_accuracy(value.get((*name, seed))) for seed in seeds)) for name in names]
-        return Table("seeds", "Test accuracy by seed", ("data", "row", *(f"seed {s}" for s in seeds)), tuple(rows))
+        return seeds_table(self.evidence.records + self.evidence.diverged)
 
     def mean(self, row: str, dataset: str) -> str:
         """`51.02 (50.1 to 52.0, n = 5)`."""
@@ -233,11 +236,13 @@ class Tables:
         return spell(contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
 
     def equal(self, row: str, reference: str) -> str:
-        """Within the ledger's margin: yes or no by one-sided tests, else open."""
-        found = Contrast(difference(row, reference)).estimate(self.evidence)
-        if found is None:
+        """Within the ledger's margin: yes or no by one-sided tests, else open; yes with the row's own variance too."""
+        weights = difference(row, reference)
+        found = Contrast(weights, dataset=self.main).estimate(self.evidence)
+        own = Contrast(weights, dataset=self.main, common=True).estimate(self.evidence)
+        if found is None or own is None:
             return NONE
-        if found.n >= LEAST and found.equivalence(POINT) < LEVEL:
+        if found.n >= LEAST and max(found.equivalence(POINT), own.equivalence(POINT)) < LEVEL:
             return "yes"
         return "no" if found.n >= LEAST and min(found.below(-POINT), found.above(POINT)) < LEVEL else "open"
 
@@ -249,7 +254,7 @@ class Tables:
 
     def parameters(self, row: str) -> str:
         """As the cells counted them."""
-        counts = {record["parameters"] for record in self.evidence.of("cifar10", row).values()}
+        counts = {record["parameters"] for record in self.evidence.of(self.main, row).values()}
         return f"{max(counts):,}" if counts else NONE
 
     def verdicts(self, claims: Sequence[str]) -> str:
@@ -257,9 +262,19 @@ class Tables:
         return "; ".join(spell_verdict(self.claims[name]) for name in claims) or NONE
 
 
+def seeds_table(records: Sequence[Record]) -> Table:
+    """Every finished cell, a line each."""
+    head = ("data", "row", "seed", "test accuracy", "commit")
+    rows = [
+        (r["dataset"], r["variant"], str(r["seed"]), _accuracy(r), (r.get("commit") or NONE)[:12])
+        for r in sorted(records, key=lambda r: (r["dataset"], r["variant"], r["seed"]))
+    ]
+    return Table("seeds", "Test accuracy by seed", head, tuple(rows))
+
+
 def spell_verdict(claim: Mapping[str, Any]) -> str:
-    """holds, fails, or undecided with the reason."""
-    return f"undecided ({claim['why']})" if claim["verdict"] == "undecided" else str(claim["verdict"])
+    """holds, fails or undecided, with the reason or note in brackets."""
+    return f"{claim['verdict']} ({claim['why']})" if claim["why"] else str(claim["verdict"])
 
 
 def spell(found: Any) -> str:
@@ -270,7 +285,5 @@ def spell(found: Any) -> str:
     return f"{found.value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
 
 
-def _accuracy(record: Record | None) -> str:
-    if record is None:
-        return NONE
+def _accuracy(record: Record) -> str:
     return "diverged" if record["status"] == "diverged" else f"{100 * record['test_accuracy']:.2f}"

@@ -63,6 +63,7 @@ FROZEN_POSITIONS = Touch(removes=("layout.shells.*.positions",))
 OTHER_PLACES = Touch(restarts=("layout.shells.*.positions",))
 NO_VALUE = Touch(removes=("*.attention.value.*",))
 CROSS_BETA = ("cross.*.routing.beta_logit",)
+STEPS = ("within", "cross.*", "rounds.*")
 NO_AUXILIARIES = {"train.smoothness": 0.0, "train.head_diversity": 0.0, "train.beta_penalty": 0.0}
 NO_DROPOUT = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0}
 NO_ASYMMETRY = {"model.positions": "frozen", "model.rounds": 0, "model.pooling": "mean"}
@@ -90,6 +91,7 @@ VARIANTS: dict[str, Variant] = {
         "Flat W_V -> identity", {"model.layout": "plane", "model.value": "identity"}, "attention", "flat", NO_VALUE
     ),
     "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", "flat", Touch(whole=True)),
+    "linear": Variant("Softmax regression on the same samples", {}, "linear", touch=Touch(whole=True)),
     # figure "routing-temperature probe"
     "beta_warm": Variant("beta starts at 5", {"model.beta_start": 5.0}, touch=Touch(restarts=CROSS_BETA)),
     "beta_frozen": Variant(
@@ -131,6 +133,17 @@ VARIANTS: dict[str, Variant] = {
         {"model.routing": "uniform", "model.transport": "projected"},
         touch=Touch(adds=("*.transport.*",)),
     ),
+    "transport_lift": Variant("Transport in alone (lift)", {"model.transport": "lift"}),
+    "transport_lower": Variant("Transport out alone (lower)", {"model.transport": "lower"}),
+    "both_off_mixed": Variant(
+        "Both roles disabled, heads mixed",
+        {"model.routing": "uniform", "model.transport": "identity", "model.head_mixing": "linear"},
+        reference="both_off",
+        touch=Touch(adds=("*.head_mixing.weight",)),
+    ),
+    "attention_uniform": Variant(
+        "Attention, routing -> uniform 1/k", {"model.routing": "uniform"}, "attention", "attention"
+    ),
     "field_static": Variant("Static field", {"model.field": "static"}, touch=NO_PERTURBATION),
     "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, touch=FROZEN_POSITIONS),
     "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, touch=NO_ROUNDS),
@@ -141,6 +154,16 @@ VARIANTS: dict[str, Variant] = {
     "attention_bf16": Variant(
         "Attention, matrix products in bf16", {"train.precision": "bf16"}, "attention", "attention"
     ),
+    # readings of the paper's wording
+    "stencil_pitch": Variant("Stencil by pitch", {"model.stencil": "pitch"}),
+    "network_per_shell": Variant(
+        "Perturbation network per shell",
+        {"model.perturbation": "shell"},
+        touch=Touch(removes=tuple(f"{step}.perturbation.*" for step in STEPS), adds=("fields.*.perturbation.*",)),
+    ),
+    "inner_skip": Variant("Skip within the Hamilton block", {"model.inner_skip": "residual"}),
+    "pooling_per_head": Variant("Pooling per head", {"model.pooling": "quaternion_per_head"}),
+    "self_excluded": Variant("Self no neighbour", {"model.self_neighbour": False}),
     "plain": Variant(
         "QSV without its asymmetries",
         {**NO_ASYMMETRY, **NO_DROPOUT, **NO_AUXILIARIES},

@@ -36,18 +36,14 @@ NEWS_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Request:
-    """A cell to train: who it is, its settings as `group.field` -> value, and its run folder."""
+    """A cell to train: its identity, its settings as `group.field` -> value, and its run folder."""
 
+    id: str
     dataset: str
     variant: str
     seed: int
     settings: dict[str, Any]
     run: str
-
-    @property
-    def id(self) -> str:
-        """As `Cell.id`."""
-        return f"{self.dataset}.{self.variant}.s{self.seed}"
 
     @property
     def identity(self) -> dict[str, Any]:

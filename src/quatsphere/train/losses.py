@@ -32,12 +32,14 @@ def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Te
     return _mean_of_means(moved.mean(-1), fields)
 
 
-def head_diversity(fields: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """Σ_{h≠h'} ⟨q^h, q^h'⟩² over ordered pairs of heads; mean over vertices and shells.
+def head_diversity(fields: Sequence[Tensor], pairs: str = "sum") -> Float[Tensor, ""]:
+    """Σ_{h≠h'} ⟨q^h, q^h'⟩² over ordered pairs of heads, or their mean; mean over vertices and shells.
 
-    For Haar-random heads H(H-1)/4 on average (60 for 16 heads); at least H²/4 - H (48).
+    For Haar-random heads the sum is H(H-1)/4 on average (60 for 16 heads) and at least H²/4 - H (48).
     """
-    return _mean_of_means(head_overlap(torch.cat(list(fields))), fields)
+    heads = fields[0].shape[-2]
+    count = heads * (heads - 1) if pairs == "mean" else 1
+    return _mean_of_means(head_overlap(torch.cat(list(fields))), fields) / count
 
 
 def _mean_of_means(values: Float[Tensor, "v"], fields: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -70,7 +72,8 @@ class Auxiliary:
         if self.fields and self.previous is not None:
             terms["smoothness"] = self.config.smoothness * smoothness(self.fields, self.previous)
         if self.fields and self.fields[0].shape[-2] > 1:
-            terms["head_diversity"] = self.config.head_diversity * head_diversity(self.fields)
+            overlap = head_diversity(self.fields, self.config.head_diversity_pairs)
+            terms["head_diversity"] = self.config.head_diversity * overlap
         if self.betas:
             terms["beta_penalty"] = self.config.beta_penalty * beta_penalty(self.betas)
         return terms

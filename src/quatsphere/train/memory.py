@@ -1,21 +1,25 @@
-"""How much memory a training step takes, measured on one image and scaled, and what is said if it is too much."""
+"""How much memory a training step takes, counted for one image and scaled, and what is said if it is too much."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quatsphere.errors import ResourceError
 from quatsphere.models import Model
+from quatsphere.models.lattice import LatticeModel
 
 
 def estimate_bytes(model: Model, batch: int) -> int:
     """Parameters with gradients and moments, plus what the backward pass of `batch` images keeps.
 
-    Saved tensors are counted on one real forward pass with torch's own hooks; temporaries come on top.
+    Saved tensors are counted with torch's own hooks on a forward pass of fake tensors, which have shapes and no
+    values: nothing is computed and no kernel is compiled. Temporaries come on top.
     """
     config = model.config
     device = next(model.parameters()).device
@@ -24,15 +28,24 @@ def estimate_bytes(model: Model, batch: int) -> int:
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
+        saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(torch.zeros(shape, device=device))
+    if isinstance(model, LatticeModel):
+        model.layout.refresh()  # graphs follow from the values of positions, which fake tensors lack
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        # autograd saves some parameters as they are and others as their fakes
+        own = [copy for tensor in _tensors(model) for copy in (tensor, mode.from_tensor(tensor))]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(torch.zeros(shape, device=device))
+    constant = {tensor.untyped_storage()._cdata for tensor in own}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    activations = sum(size for pointer, size in saved.items() if pointer not in own)
-    return 4 * weights + batch * activations
+    return 4 * weights + batch * sum(size for storage, size in saved.items() if storage not in constant)
+
+
+def _tensors(model: Model) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    return chain(model.parameters(), model.buffers())
 
 
 @contextmanager

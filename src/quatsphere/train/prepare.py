@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -40,6 +41,29 @@ def pick_device(name: str, team: Team) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def precision_warning(precision: str, device: torch.device) -> str | None:
+    """One line if lower precision is slower than fp32 here: processors without instructions for it emulate them."""
+    if precision == "fp32" or device.type != "cpu":
+        return None
+    ratio = _product_seconds(torch.bfloat16 if precision == "bf16" else torch.float16) / _product_seconds(torch.float32)
+    if ratio < 2:
+        return None
+    return (
+        f"train.precision {precision} is slow on this processor: a product takes {ratio:.0f} times as long as in fp32; "
+        "use --train.precision fp32"
+    )
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """The shortest of five times for a product of matrices."""
+    matrix, seconds = torch.ones(256, 256, dtype=dtype), []
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 def load_data(
     config: DataConfig, note: Callable[[str], None], progress: Callable[[int, int], None] | None = None
 ) -> Dataset:
@@ -51,6 +75,7 @@ def load_data(
         test_fraction=config.test_fraction,
         train_limit=config.train_limit,
         image_size=config.image_size,
+        fit=config.fit,
         skip_bad=config.skip_bad,
         progress=progress,
     )

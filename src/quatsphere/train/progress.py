@@ -26,7 +26,7 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)
     """Sums over the images of the current epoch: losses by name, `correct`, `images`."""
     seconds: float = 0.0
-    """Time spent training, over all starts."""
+    """Time spent training, over all starts; compiling kernels does not count."""
     epoch_start: float = 0.0
     """`seconds` when the current epoch began."""
 

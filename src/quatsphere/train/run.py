@@ -18,11 +18,20 @@ from quatsphere.files.run_folder import RunFolder
 from quatsphere.files.safe_yaml import write_yaml
 from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model
+from quatsphere.models.scoring import Evaluation
+from quatsphere.train.evaluation import pack_indices
 from quatsphere.train.event_log import EventLog
 from quatsphere.train.identity import commit, config_to_dict, environment, versions
 from quatsphere.train.memory import memory_errors
 from quatsphere.train.parallel import join_team
-from quatsphere.train.prepare import fit_to_data, load_data, pick_device, prepare_torch, require_trainable
+from quatsphere.train.prepare import (
+    fit_to_data,
+    load_data,
+    pick_device,
+    precision_warning,
+    prepare_torch,
+    require_trainable,
+)
 from quatsphere.train.progress import Relay, Reporter
 from quatsphere.train.same_run import fix_threads, require_same_data, require_same_run, say_what_changed
 from quatsphere.train.setting import Setting
@@ -59,6 +68,9 @@ def train(
         config = replace(config, train=team.lead(lambda: fix_threads(config.train, run, resume=choices.resume)))
         prepare_torch(config.train)
         setting = Setting(run, team, pick_device(config.train.device, team), reporter, stop)
+        warning = precision_warning(config.train.precision, setting.device)
+        if warning is not None:
+            reporter.note(warning)
         trainer = _make_trainer(config, setting)
         checkpoint = team.lead(lambda: _open(trainer, choices, held))
         if checkpoint is not None:
@@ -157,11 +169,11 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def make_result(trainer: Trainer, test: dict[str, Any]) -> dict[str, Any]:
+def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
     """The numbers of a finished run with everything that identifies them."""
     progress, config = trainer.progress, trainer.config
     return {
-        "test_accuracy": test["accuracy"],
+        "test_accuracy": test.accuracy,
         "val_accuracy": progress.best_accuracy,
         "best_step": progress.best_step,
         "best_epoch": progress.best_epoch,
@@ -171,13 +183,15 @@ def make_result(trainer: Trainer, test: dict[str, Any]) -> dict[str, Any]:
         "model": config.model.name,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "data": trainer.dataset.name,
-        "test": test,
+        "test": test.report(),
+        "images_seen": progress.epoch * len(trainer.dataset.train.labels),
         "fingerprint": trainer.dataset.fingerprint,
         "commit": commit(),
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "deterministic": config.train.deterministic,
         "seconds": progress.seconds,
+        "predictions": pack_indices(test.predictions),
     }
 
 

@@ -27,9 +27,11 @@ FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}
 def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False) -> None:
     """A resumed run must be the same run: any other difference is listed side by side.
 
-    `fitted` says that the configuration knows the data already.
+    `fitted` says that the configuration knows the data already. A field younger than the run counts as its default.
     """
     stored, asked = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
+    if stored.get("model.name") == config.model.name:
+        stored = {**_defaults(config), **stored}
     free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
     differing = [
         f"{key}: {stored.get(key)!r} in the run, {asked.get(key)!r} now"
@@ -41,6 +43,11 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
         raise ConfigError(
             f"run '{run.name}' has other settings ({'; '.join(differing[:10])}{more}); use another --run-dir"
         )
+
+
+def _defaults(config: RunConfig) -> dict[str, Any]:
+    """Default value of every setting: what a run that is older than a setting was trained with."""
+    return flatten(config_to_dict(RunConfig(model=type(config.model)())))
 
 
 def require_same_data(checkpoint: Checkpoint, fingerprint: str, *, accept_change: bool) -> None:

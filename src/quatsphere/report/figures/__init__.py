@@ -4,6 +4,7 @@ from quatsphere.report.figures.ablation import AblationRow, Measured, ablation_b
 from quatsphere.report.figures.architecture import COSTS, qsv_in_one_view
 from quatsphere.report.figures.bars import cost_shares, per_class_bars, transport_bars
 from quatsphere.report.figures.kernel import kernel_comparison
+from quatsphere.report.figures.lengths import LengthCurve, LengthPoint, contrast_curves
 from quatsphere.report.figures.maps import coverage_map, receptive_map
 from quatsphere.report.figures.routing import routing_histograms
 from quatsphere.report.figures.speed import Throughput, scaling_plot, throughput_bars
@@ -16,10 +17,13 @@ __all__ = [
     "FORMATS",
     "AblationRow",
     "BetaCurve",
+    "LengthCurve",
+    "LengthPoint",
     "Measured",
     "Throughput",
     "ablation_bars",
     "beta_curve",
+    "contrast_curves",
     "cost_shares",
     "coverage_map",
     "inside_over_training",

@@ -33,10 +33,11 @@ class AblationRow(NamedTuple):
 
 
 @styled
-def ablation_bars(rows: Sequence[AblationRow], told: str) -> Figure:
+def ablation_bars(rows: Sequence[AblationRow], told: str, data: str = "") -> Figure:
     """Left: accuracy with every seed as a dot. Right: the change from the reference, the paper's as a diamond.
 
-    Lines are the intervals of the means; `told` says which. Bars of rows that are a reference themselves are dark.
+    Lines are the intervals of the means; `told` says which, `data` names the data set. Bars of rows that are a
+    reference themselves are dark.
     """
     figure = Figure(figsize=(WIDE, 0.95 + 0.26 * len(rows)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.05))
@@ -48,7 +49,8 @@ def ablation_bars(rows: Sequence[AblationRow], told: str) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         light_grid(axes, "x")
-    _legend(figure, right, told)
+    left.set_xlabel(": ".join(filter(None, (data, "test accuracy, % (axis cut; n in brackets)"))))
+    _legend(figure, right, told, any(row.paper_change is not None for row in rows))
     return figure
 
 
@@ -60,7 +62,6 @@ def _accuracies(axes: Any, rows: Sequence[AblationRow], places: Array) -> None:
     ends = [value for row in rows for value in (*row.seeds, row.accuracy.low, row.accuracy.high) if value is not None]
     low, high = min(ends, default=0.0), max(ends, default=100.0)
     axes.set_xlim(max(0.0, 5 * ((low - 2) // 5)), min(100.0, high + 0.05 * (high - low) + 0.5))
-    axes.set_xlabel("test accuracy, % (axis cut; n in brackets)")
 
 
 def _changes(axes: Any, rows: Sequence[AblationRow], places: Array) -> None:
@@ -84,9 +85,10 @@ def _interval(axes: Any, measured: Measured, place: float) -> None:
         axes.plot((measured.low, measured.high), (place, place), color=INK, linewidth=1.3, zorder=3)
 
 
-def _legend(figure: Figure, axes: Any, told: str) -> None:
+def _legend(figure: Figure, axes: Any, told: str, paper: bool) -> None:
     axes.plot([], [], "o", color=INK, markersize=2.4, alpha=0.65, label="one seed")
     axes.plot([], [], color=INK, linewidth=1.3, label=told)
-    label = "paper, full size: change (at the edge: accuracy)"
-    axes.plot([], [], "D", color=ORANGE, markeredgecolor="white", markersize=5.5, label=label)
+    if paper:
+        label = "paper, full size: change (at the edge: accuracy)"
+        axes.plot([], [], "D", color=ORANGE, markeredgecolor="white", markersize=5.5, label=label)
     figure.legend(loc="outside upper center", ncols=3)

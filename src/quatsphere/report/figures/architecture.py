@@ -11,10 +11,12 @@ from matplotlib.patches import Circle, Rectangle
 
 from quatsphere.report.figures.boxes import Box, blank_axes, draw_arrow, draw_box
 from quatsphere.report.figures.kernel import CARRY, ROUTE
-from quatsphere.report.figures.style import GREEN, GREY, INK, PALE, WIDE, Array, styled
+from quatsphere.report.figures.style import GREEN, GREY, INK, PALE, PURPLE, WIDE, Array, styled
 
 SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
 """Shells from outside in: one hue, darker inwards, told apart in grey."""
+WITHIN = PURPLE
+"""Colour of the edges within a shell."""
 SLAB = 0.22
 """Half the thickness of the slice through the shells that is drawn, as a share of each radius."""
 
@@ -22,7 +24,7 @@ COSTS = ("routing_uniform", "transport_identity", "both_off", "frozen_random")
 """Variants whose cost is a label of the figure."""
 
 Edges = Sequence[tuple[Array, Array]]
-"""Per shell but the first: the place of one target and the places of the sources it hears."""
+"""Position of one target and positions of its sources: on its own shell (first step) or on the shell outside."""
 
 
 @styled
@@ -30,15 +32,15 @@ def qsv_in_one_view(positions: Sequence[Array], edges: Edges, costs: Mapping[str
     """(a) a slice through the shells: positions (V, 3), outer first; (b) the kernel.
 
     `costs` are changes of accuracy in points: routing_uniform, transport_identity, both_off, frozen_random; those
-    missing are left out. `source` says whose numbers they are.
+    missing are left out. `source` is the caption below: what is drawn, and from which runs the costs are.
     """
-    figure = Figure(figsize=(WIDE, 3.5), layout="constrained")
+    figure = Figure(figsize=(WIDE, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.12, 1))
     _shells(left, positions, edges)
     _kernel(right, costs)
     left.set_title("(a) from the image inwards through the shells")
-    right.set_title("(b) the coupled kernel, and what it costs to remove a role")
-    right.text(3.5, 0.02, source, ha="center", fontsize=7, color=GREY)
+    right.set_title("(b) the coupled kernel, and the cost of removing a role")
+    figure.supxlabel(source, fontsize=7, color=GREY)
     return figure
 
 
@@ -53,15 +55,23 @@ def _shells(axes: Any, positions: Sequence[Array], edges: Edges) -> None:
         colour = SHADES[min(shell, len(SHADES) - 1)]
         axes.scatter(*_flat(near, centre, scale).T, s=11, color=colour, edgecolors="white", linewidths=0.3, zorder=4)
     for target, sources in edges:
-        ends = _flat(sources, centre, scale)
-        start = _flat(target[None], centre, scale)[0]
-        for end in ends:
-            axes.plot(*np.stack((end, start)).T, color=INK, linewidth=0.5, alpha=0.7, zorder=3)
-        axes.scatter(*start, s=20, facecolor="white", edgecolor=INK, linewidth=0.9, zorder=5)
+        _neighbours(axes, _flat(target[None], centre, scale)[0], _flat(sources, centre, scale), _same(target, sources))
     counts = " → ".join(str(len(places)) for places in positions)
     axes.text(centre[0], 0.72, f"vertices: {counts}", ha="center", fontsize=7, color=INK)
-    axes.text(centre[0], 0.25, "lines: the neighbours one vertex hears", ha="center", fontsize=7, color=GREY)
-    _middle(axes, centre)
+    axes.text(centre[0], 0.25, "lines: the neighbours of one vertex", ha="center", fontsize=7, color=GREY)
+    _steps_within(axes, centre)
+
+
+def _same(target: Array, sources: Array) -> bool:
+    """Whether target and sources lie on one shell."""
+    return bool(np.allclose(np.linalg.norm(sources, axis=1), np.linalg.norm(target), rtol=1e-3))
+
+
+def _neighbours(axes: Any, target: Array, sources: Array, within: bool) -> None:
+    colour = WITHIN if within else INK
+    for source in sources:
+        axes.plot(*np.stack((source, target)).T, color=colour, linewidth=0.5, alpha=0.7, zorder=3)
+    axes.scatter(*target, s=20, facecolor="white", edgecolor=colour, linewidth=0.9, zorder=5)
 
 
 def _flat(places: Array, centre: Array, scale: float) -> Array:
@@ -77,7 +87,7 @@ def _image(axes: Any) -> None:
     """An image as a grid of pixels, and the way onto the first shell."""
     side = np.linspace(-1, 1, 12)
     shade = np.exp(-(side[:, None] ** 2 * 2 + side[None] ** 2 * 4)) + 0.25 * side[:, None]
-    axes.imshow(shade, extent=(0.05, 1.45, 3.0, 4.4), cmap="Greys", vmin=-0.3, vmax=1.4, zorder=2, aspect="auto")
+    axes.imshow(shade, extent=(0.05, 1.45, 3.0, 4.4), cmap="Greys", vmin=-0.3, vmax=1.4, zorder=2)
     axes.add_patch(Rectangle((0.05, 3.0), 1.4, 1.4, facecolor="none", edgecolor=GREY, linewidth=0.7, zorder=3))
     axes.set(xlim=(0, 8), ylim=(0, 7))
     axes.text(0.75, 4.55, "image", ha="center", fontsize=7.5)
@@ -85,10 +95,11 @@ def _image(axes: Any) -> None:
     draw_arrow(axes, (1.5, 3.75), (1.95, 3.75))
 
 
-def _middle(axes: Any, centre: Array) -> None:
-    """What happens on the last shell and after it."""
+def _steps_within(axes: Any, centre: Array) -> None:
+    """What happens within the first and the last shell and after it."""
+    axes.text(0.8, 5.6, "first step:\nwithin the\nfirst shell", ha="center", va="center", fontsize=7, zorder=6)
     axes.text(*centre, "two rounds\nwithin the\nlast shell", ha="center", va="center", fontsize=7, zorder=6)
-    out = draw_box(axes, Box(4.75, 6.75, 3.1, 0.44), "pooling, classifier → logits", GREY, size=7)
+    out = draw_box(axes, Box(4.75, 6.75, 3.9, 0.44), "pooling, classifier → logits", GREY, size=7)
     draw_arrow(axes, (centre[0], centre[1] + 0.45), out.bottom, GREEN)
 
 

@@ -85,16 +85,17 @@ def transport_bars(section: Mapping[str, Any], steps: Sequence[str]) -> Figure:
 def cost_shares(section: Mapping[str, Any]) -> Figure:
     """Shares of the parameters and of the time of a forward pass, by part."""
     figure = Figure(figsize=(WIDE, 2.3), layout="constrained")
-    for axes, shares, title in zip(
+    for axes, shares, title, note in zip(
         figure.subplots(1, 2),
         (section["parameter_share"], section["time_share"]),
         (f"{section['total']:,} parameters", "time of a forward pass"),
+        (None, section.get("note")),
         strict=True,
     ):
         large = sorted(((name, share) for name, share in shares.items() if share >= 0.002), key=lambda item: item[1])
         bars = axes.barh([name for name, _ in large], [100 * share for _, share in large], 0.66, color=BLUE, zorder=2)
         axes.bar_label(bars, [f"{100 * share:.1f}" for _, share in large], fontsize=7, padding=2)
-        axes.set(title=title, xlabel="share, %")
+        axes.set(title=title, xlabel=f"share, %\n{note}" if note else "share, %")
         axes.margins(x=0.14)
         axes.tick_params(axis="y", length=0)
         light_grid(axes, "x")

@@ -81,7 +81,7 @@ def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: flo
 
 def blank_axes(axes: Any, width: float, height: float) -> None:
     """Axes of equal units without ticks or frame."""
-    axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
+    axes.set(xlim=(0, width), ylim=(0, height), aspect="equal", anchor="N")
     axes.set_axis_off()
 
 

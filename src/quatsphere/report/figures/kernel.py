@@ -14,10 +14,13 @@ ROUTE, CARRY = BLUE, ORANGE
 
 
 @styled
-def kernel_comparison(dot_parameters: int | None = None, quaternion_parameters: int | None = None) -> Figure:
+def kernel_comparison(
+    dot_parameters: int | None = None, quaternion_parameters: int | None = None, perturbation: int | None = None
+) -> Figure:
     """(a) three projections, one each for query, key and value; (b) one relative quaternion for both roles.
 
-    The numbers of parameters of either kernel at equal width stand below, where given.
+    The numbers of parameters of either kernel at equal width stand below, where given, and under (b) those of the
+    perturbation networks of the same steps, which the paper does not count.
     """
     figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -30,6 +33,9 @@ def kernel_comparison(dot_parameters: int | None = None, quaternion_parameters: 
         axes.set_title(title)
         if count is not None:
             axes.text(3.5, 0.02, f"{count:,} kernel parameters at d = 256", ha="center", fontsize=7.5, color=GREY)
+    if perturbation is not None:
+        text = f"not counted: {perturbation:,} of its perturbation networks"
+        right.text(3.5, -0.38, text, ha="center", fontsize=7.5, color=GREY)
     return figure
 
 

@@ -58,8 +58,8 @@ def merge_curves(label: str, curves: Sequence[BetaCurve]) -> BetaCurve:
 
 
 @styled
-def temperature_probe(curves: Sequence[BetaCurve]) -> Figure:
-    """Means as lines, min to max as bands, the priors' fixed point dashed."""
+def temperature_probe(curves: Sequence[BetaCurve], data: str = "") -> Figure:
+    """Means as lines, min to max as bands, the priors' fixed point dashed; `data` names the data set of the runs."""
     figure = Figure(figsize=(1.25 * COLUMN, 2.7), layout="constrained")
     axes = figure.subplots()
     for index, curve in enumerate(curves):
@@ -69,13 +69,14 @@ def temperature_probe(curves: Sequence[BetaCurve]) -> Figure:
         axes.plot(curve.epochs, curve.mean, color=colour, linestyle=DASHES[index % len(DASHES)], label=label)
         axes.plot(curve.epochs[-1:], curve.mean[-1:], "o", color=colour, clip_on=False)
     last = max((curve.epochs[-1] for curve in curves), default=1)
+    top = max((max(curve.high) for curve in curves), default=1.0)
     axes.axhline(FIXED_POINT, color=INK, linestyle=(0, (4, 3)), linewidth=0.9)
-    axes.text(last, FIXED_POINT, "0.79 ", ha="right", va="bottom", fontsize=7.5, color=INK)
+    note = f"fixed point of the priors, {FIXED_POINT:.2f} "
+    axes.text(last, FIXED_POINT + 0.04 * top, note, ha="right", va="bottom", fontsize=7, color=INK)
     axes.set_ylabel("β of the cross-shell steps")
     whole_epochs(axes)
     light_grid(axes)
-    top = max((max(curve.high) for curve in curves), default=1.0)
     axes.set(xlim=(0, last), ylim=(0, 1.12 * max(1.0, top)))
     if curves:
-        figure.legend(loc="outside upper center", ncols=min(3, len(curves)))
+        figure.legend(loc="outside upper left", title=plain(data, 80), alignment="left")
     return figure

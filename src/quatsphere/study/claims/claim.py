@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from quatsphere.study.claims.evidence import Evidence
+from quatsphere.study.datasets import title_of
 
 Verdict = Literal["holds", "fails", "undecided"]
 Number = float | tuple[float, ...] | str | None
@@ -18,7 +19,7 @@ class Finding:
 
     verdict: Verdict
     why: str = ""
-    """Why it is undecided, or what was found."""
+    """Why it is undecided, or what was found and on which data."""
     n: int = 0
     ours: Number = None
     interval: tuple[float, float] | None = None
@@ -57,12 +58,23 @@ class Claim:
     needs: Sequence[Need] = ()
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The verdict, or what is missing."""
+        """The verdict, or what is missing; a data set that stands for the paper's is named."""
+        if self.kind == "trained" and not evidence.has(self.dataset):
+            return Finding("undecided", f"no {title_of(self.dataset)} cells")
         found = self.rule.decide(evidence)
-        missing = "; ".join(text for need in self.needs if (text := need.missing(evidence)))
-        if not missing or not found.n:
+        if not found.n:
             return found
-        return Finding("undecided", missing, found.n, found.ours, found.interval)
+        missing = "; ".join(text for need in self.needs if (text := need.missing(evidence)))
+        if missing:
+            return replace(found, verdict="undecided", why=missing)
+        used = evidence.dataset(self.dataset)
+        note = "" if used == self.dataset else f"judged on {title_of(used)}"
+        return replace(found, why="; ".join(filter(None, (found.why, note))))
+
+    @property
+    def dataset(self) -> str:
+        """The paper's data set that the claim is about."""
+        return str(getattr(getattr(self.rule, "quantity", self.rule), "dataset", "cifar10"))
 
     def to_json(self, found: Finding) -> dict[str, Any]:
         """The claim and its verdict as plain values."""

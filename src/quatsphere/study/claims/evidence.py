@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from quatsphere.optim.schedule import SCHEDULES
+from quatsphere.study.datasets import STANDS_FOR
 from quatsphere.study.statistics import Samples
 
 Record = Mapping[str, Any]
-STANDS_FOR = {"cifar10": ("cifar10", "digits"), "cifar100": ("cifar100", "cifar100-part")}
-"""A claim's data set -> the data sets it may be decided on, the first that has cells."""
 VEHICLES = ("automobile", "truck", "ship", "frog")
 ANIMALS = ("cat", "bird", "dog", "deer")
 OTHERS = ("airplane", "horse")
@@ -213,7 +212,13 @@ class Evidence:
     def dataset(self, claimed: str) -> str:
         """The data set that stands for the claimed one here."""
         present = {record["dataset"] for record in self.records}
-        return next((name for name in STANDS_FOR[claimed] if name in present), claimed)
+        fitting = (name for name, paper in STANDS_FOR.items() if claimed in (name, paper))
+        return next((name for name in fitting if name in present), claimed)
+
+    def has(self, dataset: str) -> bool:
+        """Whether any cell is on a data set or on one that stands for it."""
+        name = self.dataset(dataset)
+        return any(record["dataset"] == name for record in (*self.records, *self.diverged))
 
     def of(self, dataset: str, row: str) -> dict[int, Record]:
         """seed -> record of one row."""

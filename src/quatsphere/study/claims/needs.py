@@ -1,4 +1,4 @@
-"""What a claim needs of the runs: the paper's size, enough decay, enough epochs, a GPU."""
+"""What a claim needs of the runs: the paper's size, enough decay, enough epochs, a GPU, a point that is settled."""
 
 from __future__ import annotations
 
@@ -65,5 +65,16 @@ class Gpu:
     name: str = "RTX A6000"
 
     def missing(self, evidence: Evidence) -> str:
-        """Whatever ran here was something else, as far as a results folder tells."""
-        return f"needs one {self.name} and torch.compile"
+        """Always: other code on another machine has other speeds."""
+        return f"not comparable: the paper timed its own code on one {self.name}"
+
+
+@dataclass(frozen=True)
+class Open:
+    """A point that the paper leaves open and that decides the answer by itself."""
+
+    point: str
+
+    def missing(self, evidence: Evidence) -> str:
+        """Always: no run settles what the paper meant."""
+        return f"open: depends on {self.point}"

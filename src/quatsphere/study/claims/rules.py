@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from quatsphere.study.claims.claim import Finding, Number
 from quatsphere.study.claims.evidence import ACCURACIES, Evidence
-from quatsphere.study.statistics import LEAST, LEVEL, Estimate, contrast, mean
+from quatsphere.study.statistics import LEAST, LEVEL, Estimate, by_seed, contrast, mean
 
 
 def difference(row: str, reference: str) -> dict[str, float]:
@@ -23,10 +23,14 @@ class Contrast:
     weights: Mapping[str, float]
     metric: str = "test"
     dataset: str = "cifar10"
+    common: bool = False
+    """Only over the seeds that all rows have, with the variance of the sum itself however few they are."""
 
     def estimate(self, evidence: Evidence) -> Estimate | None:
         """Its value; where a variance is pooled, that of an accuracy over all rows, of other metrics over these."""
         samples = evidence.samples(self.dataset, self.metric)
+        if self.common:
+            return mean(by_seed(samples, self.weights))
         if self.metric not in ACCURACIES:
             samples = {row: samples[row] for row in self.weights if row in samples}
         return contrast(samples, self.weights)
@@ -147,7 +151,15 @@ class NoEffect:
         size, level = abs(found.value), LEVEL / self.among
         counts = (found.seeds_to_clear(self.margin - size, 2 * LEVEL), found.seeds_to_clear(size, level))
         otherwise = f"neither within +-{self.margin:g} nor away from 0: {more_seeds(found, *counts)}"
-        return judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
+        decided = judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
+        if decided.verdict == "undecided" or differs >= LEVEL:
+            return decided
+        within = "within" if decided.verdict == "holds" else "not shown to be within"
+        return replace(decided, why=f"{within} {self.spell_margin()} of 0; differs from 0 by {found.value:+.2f}")
+
+    def spell_margin(self) -> str:
+        """The margin in words."""
+        return f"{self.margin:g} point" + ("" if self.margin == 1 else "s")
 
 
 @dataclass(frozen=True)

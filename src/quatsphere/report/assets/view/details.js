@@ -52,7 +52,8 @@ const CARRIED = {
 
 function writeMessage(state, { source, r, shown, channels }) {
   const angle = angleBetween(r, [1, 0, 0, 0]);
-  const turned = `r turns it by ${angle.toFixed(1)}° about the dotted axis`;
+  const by = { lift: 'q of the sender', lower: 'q* of the receiver' }[meta.transport] ?? 'r';
+  const turned = `${by} turns it by ${angle.toFixed(1)}° about the dotted axis`;
   const [sent, arrived] = shown[0];
   const some = channels > shown.length ? `the longest ${shown.length} of ${channels} channels` : plural(channels, 'channel');
   byId('message-text').textContent = `from vertex ${source}, ${some}; ${CARRIED[meta.transport] ?? turned}. `

@@ -59,12 +59,16 @@ const parallelLens = (x, y, unit) => (place) => {
   return [x + unit * across, y - unit * up];
 };
 
-// What the chosen neighbour sends and what arrives: m = r x r* for the sandwich, r x one-sided, x for the identity.
+// What the chosen neighbour sends and what arrives: m = r x r* for the sandwich, r x one-sided, x for the identity; lift
+// turns by q_j and lower by q_i* in place of r.
 function messageOf(image, state) {
   const source = neighboursOf(state.step, state.vertex)[state.slot];
   const target = row(`field.${state.step}`, image, state.vertex, state.head);
-  const r = relative(target, row(`source_field.${state.step}`, image, source, state.head));
-  const carry = { sandwich: (x) => sandwich(r, x), one_sided: (x) => multiply(r, x) }[meta.transport] ?? ((x) => x);
+  const sender = row(`source_field.${state.step}`, image, source, state.head);
+  const r = { lift: sender, lower: conjugate(target) }[meta.transport] ?? relative(target, sender);
+  const turned = (x) => sandwich(r, x);
+  const ways = { sandwich: turned, lift: turned, lower: turned, one_sided: (x) => multiply(r, x) };
+  const carry = ways[meta.transport] ?? ((x) => x);
   const channels = arrays.get(`features.${state.step}`).shape[3];
   const sent = Array.from({ length: channels }, (_, q) => row(`features.${state.step}`, image, source, state.head, q));
   const shown = sent.map((x) => [x, carry(x)]).sort(([a], [b]) => normOf(b) - normOf(a)).slice(0, CHANNELS.length);

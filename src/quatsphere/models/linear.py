@@ -1,0 +1,54 @@
+"""Softmax regression on the same image samples as the lattice models: the accuracy that a trained model must exceed."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quatsphere.config import LinearConfig
+from quatsphere.models.lattice import build_layout, parameter_parts
+from quatsphere.nn.patch_embedding import make_stencil, sample_image
+from quatsphere.nn.roles import parameter_roles
+from quatsphere.nn.trace import Trace
+
+
+class LinearModel(nn.Module):
+    """Linear(V_1 * 25 * C, classes): 96,010 parameters at the paper's size."""
+
+    PARTS = (("classifier", "classifier."),)
+    coords: Tensor
+
+    def __init__(self, config: LinearConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or LinearConfig()
+        centres = build_layout(config).image_coords()
+        coords = centres.unsqueeze(1) + make_stencil(len(centres))
+        self.register_buffer("coords", coords, persistent=False)
+        self.classifier = nn.Linear(coords.shape[0] * coords.shape[1] * config.in_channels, config.num_classes)
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c y x"],
+        *,
+        sample_keys: Int[Tensor, "b"] | None = None,
+        return_trace: bool = False,
+    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
+        """Logits; `sample_keys` is accepted and unused: there is no dropout."""
+        samples = sample_image(images, self.coords, self.config.wrap)
+        logits = self.classifier(samples.flatten(1))
+        return (logits, Trace(samples=samples, logits=logits)) if return_trace else logits
+
+    def constrain(self) -> None:
+        """Do nothing: vertices are frozen."""
+
+    def parameter_roles(self) -> dict[str, list[str]]:
+        """All are weights."""
+        return parameter_roles(self)
+
+    def parameter_parts(self) -> dict[str, int]:
+        """part -> number of parameters."""
+        return parameter_parts(self, self.PARTS)
+
+    def unreachable_parameters(self) -> set[str]:
+        """None."""
+        return set()

@@ -1,0 +1,81 @@
+"""Whole training runs on a made-up accelerator (`counting_device.py`): no GPU, but every mistake of devices is seen.
+
+BUDGETS holds what one step may ask of a device: launched operations and waits of the host, in a plain step and in one
+with repulsion. Shells, rounds and, where operations are launched per neighbour, vertices are the paper's; widths and
+batch do not matter. The numbers may only fall: a change that needs fewer lowers them, one that needs more is a defect.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils import backend_registration
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no Python backends for made-up devices",
+)
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qsv": ("qsv", {"dim": 64}),
+    "qsv, triton_gpu": ("qsv", {"dim": 8, "heads": 2, "base_vertices": 16, "neighbours": 4, "backend": "triton_gpu"}),
+    "attention": ("attention", {"dim": 48, "heads": 6}),
+    "resnet20": ("resnet20", {"width": 4}),
+    "linear": ("linear", {"base_vertices": 16}),
+}
+PLAIN, REPULSION = 1, 3
+"""The steps that are looked at: the second of the first epoch, and the last, which repels and has all losses."""
+BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
+    ("qsv", PLAIN): (9773, 51),
+    ("qsv", REPULSION): (10330, 66),
+    ("qsv, triton_gpu", PLAIN): (4066, 23),
+    ("qsv, triton_gpu", REPULSION): (4623, 38),
+    ("attention", PLAIN): (2955, 30),
+    ("attention", REPULSION): (2955, 30),
+    ("resnet20", PLAIN): (270, 2),
+    ("resnet20", REPULSION): (270, 2),
+    ("linear", PLAIN): (38, 2),
+    ("linear", REPULSION): (38, 2),
+}
+"""(model, step) -> (launches, waits)."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Any]:
+    """What every model's steps asked of the device, from one process of its own."""
+    models = {label: MODELS[label] for label in MODELS if "triton" not in label or find_spec("triton")}
+    script = Path(__file__).with_name("counting_device.py")
+    run = subprocess.run(
+        [sys.executable, str(script), json.dumps(models)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("model", "step"), BUDGETS)
+def test_a_step_copies_its_batch_and_keeps_its_budget(runs: dict[str, Any], model: str, step: int) -> None:
+    if model not in runs:
+        pytest.skip("triton is not installed")
+    counts = runs[model]["steps"][step]
+    launches, waits = BUDGETS[model, step]
+    assert counts["uploads"] == {"batches.py:to": 4}, "only images, targets, labels and keys move to the device"
+    assert sum(counts["launches"].values()) <= launches, counts["launches"]
+    assert sum(counts["waits"].values()) <= waits, counts["waits"]
+
+
+def test_losses_are_those_of_the_cpu(runs: dict[str, Any]) -> None:
+    """Dropout masks included: they depend on keys and places alone."""
+    for run in runs.values():
+        assert run["losses"] == pytest.approx(run["on_cpu"], rel=1e-4, abs=1e-8)
