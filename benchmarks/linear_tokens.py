@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quatsphere.cli.settings import resolve
+from quatsphere.cli.parser import resolve
 from quatsphere.data.augment import normalize
 from quatsphere.models import build_model
 from quatsphere.nn.patch_embedding import sample_image

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quatsphere.cli.main import VERBS
-from quatsphere.presets import PRESETS
+from quatsphere.config.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

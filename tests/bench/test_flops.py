@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from quatsphere.bench.flops import attention_flops, forward_flops, qsv_flops, steps_of, training_flops
+from quatsphere.bench.step import attention_flops, forward_flops, qsv_flops, steps_of, training_flops
 from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config
 from quatsphere.errors import ConfigError
 from quatsphere.models import create_model

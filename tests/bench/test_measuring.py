@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from quatsphere.bench import alone, machine, measure, scaling, step
-from quatsphere.bench.compare import compare
+from quatsphere.bench import isolated as alone
+from quatsphere.bench import measure, scaling, step
+from quatsphere.bench import timing as machine
 from quatsphere.bench.goals import goals
-from quatsphere.bench.memory import peak_mb
-from quatsphere.bench.profile import group_of, profiled
-from quatsphere.bench.timing import WARM_UP, interleave, summary
+from quatsphere.bench.measure import compare
+from quatsphere.bench.step import group_of, profiled
+from quatsphere.bench.timing import WARM_UP, interleave, peak_mb, summary
 from quatsphere.errors import ConfigError, ResourceError
 from quatsphere.models import create_model
 

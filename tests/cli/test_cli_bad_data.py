@@ -221,7 +221,7 @@ def test_7_bombs_stop_early(
 ) -> None:
     """The caps are set lower here, so that a bomb need not be large."""
     monkeypatch.setattr("quatsphere.data.cifar.MOST_UNPACKED", 1 << 20)
-    monkeypatch.setattr("quatsphere.data.trees.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("quatsphere.data.image_folder.MOST_BYTES", 1 << 20)
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w:gz") as archive:
         info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from quatsphere.files.run_folder import RunFolder
-from quatsphere.files.safe_yaml import SIZE_LIMIT
+from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.safe_yaml import SIZE_LIMIT
 
 Fails = Callable[..., str]
 

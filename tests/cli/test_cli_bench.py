@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quatsphere.bench import kernel, machine, measure
+from quatsphere.bench import kernel, measure
+from quatsphere.bench import timing as machine
 
 Command = Callable[..., Any]
 

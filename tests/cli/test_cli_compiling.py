@@ -23,8 +23,8 @@ from rich.progress import TextColumn
 from quatsphere.cli import compile_notice, console
 from quatsphere.cli.compile_notice import TEXT, CompileNotice
 from quatsphere.cli.console import Bars
-from quatsphere.compiling import compilation, working_time
 from quatsphere.kernels import numba_threads
+from quatsphere.runtime import compilation, working_time
 from quatsphere.train import Progress, Reporter
 
 Kernel = Callable[..., Any]
@@ -160,6 +160,7 @@ class Compiles(Reporter):
 
 def test_speeds_leave_compilation_out(tiny: list[str]) -> None:
     from quatsphere.cli.settings import resolve
+
     from quatsphere.train import train
 
     begin = time.monotonic()

@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from quatsphere.cli import console
-from quatsphere.cli.console import LiveReporter, Ticker, counted, evaluation_table
-from quatsphere.cli.forecast import Forecast
-from quatsphere.train.progress import Progress
+from quatsphere.cli.console import Forecast, LiveReporter, Ticker, counted, evaluation_table
+from quatsphere.train.reporting import Progress
 
 FACTS: dict[str, Any] = {
     "model": "qsv", "parameters": 1234567, "data": "digits", "fingerprint": "f" * 64, "device": "cpu", "threads": 1,

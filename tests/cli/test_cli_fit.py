@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from quatsphere.cli.predict import read_image
-from quatsphere.cli.trained import data_of, open_run
 from quatsphere.train.evaluation import predict_logits
+from quatsphere.train.load import data_of, open_run
 
 Command = Callable[..., Any]
 

@@ -13,8 +13,8 @@ import pytest
 
 import quatsphere
 from quatsphere.cli.main import VERBS
-from quatsphere.cli.settings import MODEL_CONFIGS, group_types
-from quatsphere.presets import PRESETS
+from quatsphere.cli.parser import MODEL_CONFIGS, group_types
+from quatsphere.config.presets import PRESETS
 
 NOT_SCIENCE = [
     "data.root",

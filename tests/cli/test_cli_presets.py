@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from quatsphere.cli.settings import resolve
+from quatsphere.cli.parser import resolve
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
+from quatsphere.config.presets import LITE_BUDGET, PRESETS
 from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters
-from quatsphere.presets import LITE_BUDGET, PRESETS
 
 APPENDIX: list[tuple[str, str, Any]] = [
     ("d 256", "model.dim", 256),

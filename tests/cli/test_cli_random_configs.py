@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quatsphere.cli.settings import MODEL_CONFIGS, known_fields
+from quatsphere.cli.parser import MODEL_CONFIGS, known_fields
 
 ODD = ["", "x", "nan", ".inf", "-1", "1e400", "null", "[]", "{a: 1}", "!!python/object:os.x", "'", "\n", "0x1F", "true"]
 EXTREME = [0.0, 1.0, 1e-30, 1e5, 1e30, 1e300]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from quatsphere.cli.settings import MODEL_CONFIGS, resolve
+from quatsphere.cli.parser import MODEL_CONFIGS, resolve
 from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config, RunConfig
-from quatsphere.presets import PRESETS
+from quatsphere.config.presets import PRESETS
 
 
 def config(*words: str) -> RunConfig:

@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from quatsphere.files.checkpoint import load_checkpoint, save_checkpoint
-from quatsphere.presets import LITE_BUDGET
+from quatsphere.config.presets import LITE_BUDGET
+from quatsphere.storage.checkpoint import load_checkpoint, save_checkpoint
 
 Command = Callable[..., Any]
 
@@ -160,9 +160,9 @@ def test_predict_takes_images_of_any_size(tiny_run: Path, pictures: list[str], c
 
 def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: Command) -> None:
     """A data set's own images, saved as files, get the answers that evaluation counts."""
-    from quatsphere.cli.trained import open_run
     from quatsphere.data import load_dataset
     from quatsphere.train.evaluation import predict_logits
+    from quatsphere.train.load import open_run
 
     dataset = load_dataset("digits", train_limit=64)
     trained = open_run(str(tiny_run))

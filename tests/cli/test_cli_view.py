@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from quatsphere.cli.inside import Shown, compute_trace
-from quatsphere.cli.trained import open_run
 from quatsphere.cli.view import two_test_images
 from quatsphere.data.augment import normalize
-from quatsphere.report.trace import read_trace
+from quatsphere.report.view import read_trace
+from quatsphere.report.view_trace import Shown, compute_trace
+from quatsphere.train.load import open_run
 
 Command = Callable[..., Any]
 

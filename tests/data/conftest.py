@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quatsphere.data import cifar_files, folder, images
+from quatsphere.data import cifar_files, images
+from quatsphere.data import image_folder as folder
 from quatsphere.data.cifar_files import CIFAR10, Cifar
-from quatsphere.data.decoder import DecodedFiles, ImageFile
+from quatsphere.data.decode import DecodedFiles, ImageFile
 from quatsphere.errors import DataError
 
 PER_BATCH = 20

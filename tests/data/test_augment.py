@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quatsphere.data import augment as augment_module
-from quatsphere.data.augment import augment, crop_and_flip, mix, normalize, symmetric_beta
-from quatsphere.data.trivial_augment import OPERATIONS, STRENGTHS
+from quatsphere.data.augment import OPERATIONS, STRENGTHS, augment, crop_and_flip, mix, normalize, symmetric_beta
 from quatsphere.randomness import fold, uniform
 
 SETTINGS = {"crop_pad": 4, "flip": True, "trivial_augment": True}

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from quatsphere.data import Dataset, cache, folder, load_dataset
-from quatsphere.data.decoder import DecodedFiles
+from quatsphere.data import Dataset, cache, load_dataset
+from quatsphere.data import image_folder as folder
+from quatsphere.data.decode import DecodedFiles
 from quatsphere.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("in_process")

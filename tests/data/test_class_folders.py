@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from quatsphere.data import load_dataset, trees
+from quatsphere.data import image_folder as trees
+from quatsphere.data import load_dataset
 from quatsphere.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("in_process")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quatsphere.data import decoder
-from quatsphere.data.decoder import ImageFile, decode_files
+from quatsphere.data import decode as decoder
+from quatsphere.data.decode import ImageFile, decode_files
 from quatsphere.errors import DataError
 
 TIMEOUT = 1.5

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quatsphere.data.contents import digest_images
+from quatsphere.data.dataset import digest_images
 from quatsphere.data.images import MOST_PIXELS, BadImage, decode
 
 GRADIENT = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3) * 5

@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatsphere.data.contents import Contents, Part, canonical_order, content_keys, fingerprint, part_of
-from quatsphere.data.split import count_repeated, count_shared, hold_out, limit_to
+from quatsphere.data.dataset import (
+    Contents,
+    Part,
+    canonical_order,
+    content_keys,
+    count_repeated,
+    count_shared,
+    fingerprint,
+    hold_out,
+    limit_to,
+    part_of,
+)
 from quatsphere.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from quatsphere.data.trivial_augment import OPERATIONS, STRENGTHS, trivial_augment
+from quatsphere.data.augment import OPERATIONS, STRENGTHS, apply_trivial_augment
 from quatsphere.errors import ConfigError
 
 NAMES = [op.name for op in OPERATIONS]
@@ -69,7 +69,7 @@ def check_equals_pillow(images: Tensor, name: str) -> None:
     strength, sign = (torch.tensor(column).repeat_interleave(count)[order] for column in zip(*cases, strict=True))
     repeated = images.repeat(len(cases), 1, 1, 1)[order]
     actual = torch.empty_like(repeated)
-    actual[order] = trivial_augment(repeated, torch.full_like(order, operation), strength, sign)
+    actual[order] = apply_trivial_augment(repeated, torch.full_like(order, operation), strength, sign)
     expected = [through_pillow(images, name, s * OPERATIONS[operation].magnitudes[k]) for k, s in cases]
     difference = (actual.int() - torch.cat(expected).int()).abs().max().item()
     fused = name in BLENDS and platform.machine().lower() not in ("x86_64", "amd64")
@@ -174,9 +174,9 @@ def test_mixed_batch_equals_one_by_one() -> None:
     images = photo_crops(56)
     operation = torch.arange(56) % len(OPERATIONS)
     strength, sign = torch.arange(56) * 7 % STRENGTHS, 1 - 2 * (torch.arange(56) % 3 % 2)
-    together = trivial_augment(images, operation, strength, sign)
+    together = apply_trivial_augment(images, operation, strength, sign)
     alone = [
-        trivial_augment(images[i : i + 1], operation[i : i + 1], strength[i : i + 1], sign[i : i + 1])
+        apply_trivial_augment(images[i : i + 1], operation[i : i + 1], strength[i : i + 1], sign[i : i + 1])
         for i in range(56)
     ]
     assert torch.equal(together, torch.cat(alone))
@@ -185,11 +185,11 @@ def test_mixed_batch_equals_one_by_one() -> None:
 def test_input_is_left_alone() -> None:
     images = photo_crops(14)
     before = images.clone()
-    trivial_augment(images, torch.arange(14), torch.full((14,), 30), torch.ones(14, dtype=torch.int64))
+    apply_trivial_augment(images, torch.arange(14), torch.full((14,), 30), torch.ones(14, dtype=torch.int64))
     assert torch.equal(images, before)
 
 
 def test_two_channels_are_refused() -> None:
     zeros = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ConfigError, match="1 or 3 channels: got 2"):
-        trivial_augment(torch.zeros(1, 2, 8, 8, dtype=torch.uint8), zeros, zeros, zeros)
+        apply_trivial_augment(torch.zeros(1, 2, 8, 8, dtype=torch.uint8), zeros, zeros, zeros)

@@ -13,14 +13,14 @@ import torch
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import PAPER, SCHEMA, diagnose
+from quatsphere.diagnostics.interventions import transport_effects, transport_off
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.steps import steps_of
-from quatsphere.diagnostics.transport_off import transport_effects, transport_off
+from quatsphere.diagnostics.traced_model import steps_of
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.train.evaluation import evaluate
-from quatsphere.train.monitor import look_inside
+from quatsphere.train.trainer import look_inside
 
 SMALL: dict[str, Any] = {"image_size": 8, "in_channels": 1, "base_vertices": 16, "shells": 2}
 SMALL_QSV: dict[str, Any] = {**SMALL, "dim": 16, "heads": 2, "neighbours": 4, "rounds": 1, "backend": "factored"}

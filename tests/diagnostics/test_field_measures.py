@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quatsphere.diagnostics.field import head_similarity, orientation_spread, score_spread, tangent_norms
+from quatsphere.diagnostics.measures import head_similarity, orientation_spread, score_spread, tangent_norms
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
 from quatsphere.nn.measures import field_motion
 

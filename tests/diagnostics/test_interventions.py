@@ -13,13 +13,12 @@ from torch import Tensor
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import diagnose
-from quatsphere.diagnostics.receptive import pixel_gradients
-from quatsphere.diagnostics.shadow import shadow
-from quatsphere.diagnostics.shares import FUSED, runs_fused, time_parts, timed_methods
-from quatsphere.diagnostics.steps import part_by_part, steps_of
-from quatsphere.diagnostics.transport_off import transport_off
+from quatsphere.diagnostics.cost_breakdown import FUSED, runs_fused, time_parts, timed_methods
+from quatsphere.diagnostics.interventions import transport_off
+from quatsphere.diagnostics.measures import pixel_gradients
+from quatsphere.diagnostics.traced_model import part_by_part, shadow, steps_of
 from quatsphere.nn.shell_step import ShellStep
-from quatsphere.train.monitor import look_inside
+from quatsphere.train.trainer import look_inside
 
 EVERY = torch.ones(4, dtype=torch.bool)
 CASES = {

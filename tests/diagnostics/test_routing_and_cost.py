@@ -8,11 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quatsphere.diagnostics.numbers import plain, summary, weighted_mean
-from quatsphere.diagnostics.receptive import LARGEST, as_map, effective_share, pixel_gradients
-from quatsphere.diagnostics.routing import HISTOGRAM_BINS, histogram_edges, weight_histogram
-from quatsphere.diagnostics.shadow import shadow
-from quatsphere.diagnostics.shares import shares, time_parts, timed_methods
+from quatsphere.diagnostics.cost_breakdown import shares, time_parts, timed_methods
+from quatsphere.diagnostics.measures import (
+    HISTOGRAM_BINS,
+    LARGEST,
+    as_map,
+    effective_share,
+    histogram_edges,
+    pixel_gradients,
+    plain,
+    summary,
+    weight_histogram,
+    weighted_mean,
+)
+from quatsphere.diagnostics.traced_model import shadow
 from quatsphere.models import create_model
 from quatsphere.nn.measures import routing_entropy, routing_peak
 

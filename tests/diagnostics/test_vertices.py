@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quatsphere.diagnostics import coverage as cover
-from quatsphere.diagnostics.graphs import metric_agreement
-from quatsphere.diagnostics.holonomy import carried_error, loop_angle, triangle_angles, triangles
+from quatsphere.diagnostics import measures as cover
+from quatsphere.diagnostics.measures import carried_error, loop_angle, metric_agreement, triangle_angles, triangles
 from quatsphere.geometry.neighbours import nearest_neighbours
 from quatsphere.geometry.plane import flat_lattice
 from quatsphere.geometry.quaternion import exp, random_unit
@@ -52,7 +51,7 @@ def test_energy_of_independent_vertices() -> None:
     assert uniform == pytest.approx(0.926, abs=0.01)
     assert lattice is not None
     assert lattice < 0.926
-    assert cover.energy_per_pair(torch.zeros(cover.MOST + 1, 3)) is None
+    assert cover.energy_per_pair(torch.zeros(cover.MAX_POINTS + 1, 3)) is None
 
 
 @pytest.mark.parametrize("count", [20, 100, 1000])

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quatsphere.data.archives import SafeZip, open_stream, read_tar, shown
 from quatsphere.errors import DataError
-from quatsphere.files.archives import SafeZip, open_stream, read_tar, shown
 
 WANTED = {"set/a.bin", "set/b.bin"}
 LIMIT = 1 << 20

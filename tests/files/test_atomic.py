@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quatsphere.errors import ResourceError
-from quatsphere.files import atomic
+from quatsphere.storage import atomic
 
 INSIDE_A_WRITE = [name for name in atomic.FAILPOINTS if name != "before_metrics"]
 

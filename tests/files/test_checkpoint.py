@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from quatsphere.errors import CheckpointError, ConfigError, ResourceError
-from quatsphere.files import atomic
-from quatsphere.files.checkpoint import (
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import sha256_file
+from quatsphere.storage.checkpoint import (
     Checkpoint,
     load_best,
     load_checkpoint,
@@ -25,9 +26,8 @@ from quatsphere.files.checkpoint import (
     read_pointer,
     save_checkpoint,
 )
-from quatsphere.files.hashing import sha256_file
-from quatsphere.files.manifest import seal, unseal
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.step_folder import seal, unseal
 
 FIXTURES = Path(__file__).parent / "fixtures"
 POINTS = [name for name in atomic.FAILPOINTS if name != "before_metrics"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quatsphere.files.hashing import sha256_bytes, sha256_file
+from quatsphere.storage.atomic import sha256_bytes, sha256_file
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 

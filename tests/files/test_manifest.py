@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from quatsphere.files.manifest import seal, unseal
+from quatsphere.storage.step_folder import seal, unseal
 
 FIELDS = {"format": 1, "step": 12, "meta": {"naïve": "é", "small": 1e-7, "zeros": "0" * 64, "list": [1, None, True]}}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quatsphere.data.pickles import read_batch
 from quatsphere.errors import DataError
-from quatsphere.files.pickles import read_batch
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)
 

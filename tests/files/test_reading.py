@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quatsphere.files.reading import read_regular
+from quatsphere.storage.atomic import read_regular
 
 
 def test_reads_up_to_the_limit(tmp_path: Path) -> None:

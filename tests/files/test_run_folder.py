@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from quatsphere.errors import CheckpointError, ConfigError, ResourceError
-from quatsphere.files import atomic
-from quatsphere.files.run_folder import RunFolder
-from quatsphere.files.safe_yaml import write_yaml
+from quatsphere.storage import atomic
+from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.safe_yaml import write_yaml
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quatsphere.errors import ConfigError
-from quatsphere.files.safe_yaml import SIZE_LIMIT, read_yaml, write_yaml
+from quatsphere.storage.safe_yaml import SIZE_LIMIT, read_yaml, write_yaml
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Any]:

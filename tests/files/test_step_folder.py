@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from quatsphere.errors import CheckpointError
-from quatsphere.files import step_folder
-from quatsphere.files.manifest import seal, unseal
-from quatsphere.files.step_folder import MANIFEST, STATE, WEIGHTS, DamagedCheckpoint, StepFolder, read_step, write_step
+from quatsphere.storage import step_folder
+from quatsphere.storage.step_folder import (
+    MANIFEST,
+    STATE,
+    WEIGHTS,
+    DamagedCheckpoint,
+    StepFolder,
+    read_step,
+    seal,
+    unseal,
+    write_step,
+)
 
 NAMES = (WEIGHTS, STATE, MANIFEST)
 CONTENT = StepFolder(1200, "step-001190", {"epoch": 3, "été": [1.5, None]}, bytes(range(256)) * 4, b"state" * 300)

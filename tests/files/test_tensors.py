@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import CheckpointError
-from quatsphere.files.tensors import dump_tensors, parse_tensors
+from quatsphere.storage.checkpoint import dump_tensors, parse_tensors
 
 
 class Gadget:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from quatsphere.cli.inside import Shown, compute_trace
-from quatsphere.cli.trained import Trained
 from quatsphere.config import AttentionConfig, QSVConfig, RunConfig
 from quatsphere.data import load_dataset
-from quatsphere.files.run_folder import RunFolder
 from quatsphere.models import build_model
-from quatsphere.report.trace import Trace, write_trace
-from quatsphere.report.view import write_view
+from quatsphere.report.view import Trace, write_trace, write_view
+from quatsphere.report.view_trace import Shown, compute_trace
+from quatsphere.storage.run_folder import RunFolder
+from quatsphere.train.load import Trained
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 from PIL import Image
 
-from quatsphere.cli.figure_data import costs_of, read_results, schematics
 from quatsphere.diagnostics import SCHEMA
-from quatsphere.diagnostics.shares import FUSED
+from quatsphere.diagnostics.cost_breakdown import FUSED
 from quatsphere.report import figures as draw
+from quatsphere.report.figure_data import costs_of, read_results, schematics
 from quatsphere.report.figures import style
 from quatsphere.report.figures.architecture import WITHIN
+from quatsphere.report.figures.study import FIXED_POINT
 from quatsphere.report.figures.style import INK
-from quatsphere.report.figures.temperature import FIXED_POINT
 from quatsphere.report.run_files import NEWEST_SCHEMA
 
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from quatsphere.report.images import png_uri
 from quatsphere.report.page import Card, Claim, Picture, Report, Section, Table, Tile, draw, write_report
+from quatsphere.report.pictures import png_uri
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from quatsphere.report import pictures, vertices
+from quatsphere.report import pictures
+from quatsphere.report import pictures as vertices
 
 NAMES = [
     r"$\frac$",

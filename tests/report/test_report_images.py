@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from quatsphere.geometry.plane import flat_lattice
-from quatsphere.report.images import patch_sheet, picture_of, png_uri, to_rgb
+from quatsphere.report.pictures import patch_sheet, picture_of, png_uri, to_rgb
 
 RNG = np.random.default_rng(0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from quatsphere.report.page import Card, Report, write_report
 from quatsphere.report.run_files import RunFiles
-from quatsphere.report.run_page import Looks, run_report, time_text
+from quatsphere.report.run_report import Looks, run_report, time_text
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "qsv", "shells": 2},

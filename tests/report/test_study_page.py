@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quatsphere.report.page import write_report
-from quatsphere.report.study_page import claim_of, number_text, study_report
+from quatsphere.report.study_report import claim_of, number_text, study_report
 
 
 def record(variant: str, seed: int, **changes: Any) -> dict[str, Any]:

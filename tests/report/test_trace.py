@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from quatsphere.errors import DataError
-from quatsphere.report.trace import FORMAT, Trace, read_trace, write_trace
+from quatsphere.report.view import FORMAT, Trace, read_trace, write_trace
 
 RNG = np.random.default_rng(0)
 

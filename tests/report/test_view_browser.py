@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quatsphere.report.trace import Trace, read_trace
+from quatsphere.report.view import Trace, read_trace
 
 KINDS = ("sphere", "plane", "attention")
 View = tuple[Path, Path]

@@ -10,7 +10,7 @@ import pytest
 from made_up_results import make_row
 
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files.checkpoint import load_best
+from quatsphere.storage.checkpoint import load_best
 from quatsphere.study.launch import LocalLauncher, Outcome, Watcher
 from quatsphere.study.measure import fill_in
 from quatsphere.study.plan import PLANS, Cell, plan_cells
@@ -20,7 +20,7 @@ from quatsphere.study.runner import request_of, run_plan
 from quatsphere.study.status import status
 from quatsphere.study.worker import make_cell
 from quatsphere.train.evaluation import unpack_indices
-from quatsphere.train.prepare import load_data
+from quatsphere.train.run import load_data
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SHORT = {"train.epochs": 1, "data.train_limit": 64}

@@ -16,13 +16,12 @@ import quatsphere.train.run as run_module
 from quatsphere.cli import main
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError
-from quatsphere.files.checkpoint import load_last_good
 from quatsphere.geometry.quaternion import random_unit
 from quatsphere.models import Model, build_model
+from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.train import Choices, Progress, Reporter, train
 from quatsphere.train.batches import Batch, Batches
-from quatsphere.train.restore import restore_weights
-from quatsphere.train.soundness import first_not_finite
+from quatsphere.train.checkpointing import first_not_finite, restore_weights
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 NAN = float("nan")

@@ -16,10 +16,10 @@ import pytest
 from tiny_runs import Copies, Process, as_words, change, command, has_step, tiny_config, trace_of
 
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
-from quatsphere.files import atomic
-from quatsphere.files.atomic import FAILPOINTS
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import FAILPOINTS
 from quatsphere.train import Choices, Reporter, train
-from quatsphere.train.signals import Interrupted
+from quatsphere.train.resources import Interrupted
 
 RESUME = Choices(resume=True)
 pytestmark = pytest.mark.usefixtures("unchecked")

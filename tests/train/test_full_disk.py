@@ -14,8 +14,9 @@ from tiny_runs import Process, tiny_config, trace_of
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError, ResourceError
-from quatsphere.files.checkpoint import load_last_good
-from quatsphere.train import Choices, Progress, Reporter, keeper, train
+from quatsphere.storage.checkpoint import load_last_good
+from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import checkpointing as keeper
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 ROOM_FOR_LINES = 20_000

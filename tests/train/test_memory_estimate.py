@@ -12,7 +12,7 @@ from tiny_runs import Process
 
 from quatsphere.errors import ResourceError
 from quatsphere.models import create_model
-from quatsphere.train.memory import estimate_bytes, memory_errors
+from quatsphere.train.resources import estimate_bytes, memory_errors
 
 SMALL: dict[str, dict[str, Any]] = {
     "qsv": {"dim": 64, "heads": 4, "base_vertices": 64, "shells": 3, "backend": "factored"},

@@ -9,17 +9,16 @@ import torch
 from tiny_runs import tiny_config
 
 from quatsphere.data import Dataset, Split
-from quatsphere.files.run_folder import RunFolder
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
 from quatsphere.models import build_model, create_model
 from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter
-from quatsphere.train.monitor import look_inside
-from quatsphere.train.parallel import Team
+from quatsphere.train.checkpointing import Setting
+from quatsphere.train.distributed import Team
+from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
-from quatsphere.train.setting import Setting
-from quatsphere.train.signals import StopSwitch
-from quatsphere.train.trainer import MONITORED, Trainer
+from quatsphere.train.trainer import MONITORED, Trainer, look_inside
 
 
 @pytest.mark.parametrize("k", [2, 5, 16])

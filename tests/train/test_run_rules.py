@@ -15,11 +15,10 @@ from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of, write_i
 from quatsphere.cli import main
 from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files.checkpoint import Checkpoint
-from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.storage.checkpoint import Checkpoint
+from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.train import Choices, Reporter, train
-from quatsphere.train.identity import circumstances
-from quatsphere.train.same_run import say_what_changed
+from quatsphere.train.provenance import circumstances, say_what_changed
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 RESUME = Choices(resume=True)

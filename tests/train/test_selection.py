@@ -13,11 +13,11 @@ from torch import nn
 import quatsphere.train.trainer as trainer_module
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
-from quatsphere.files.checkpoint import load_best, load_checkpoint
 from quatsphere.models import build_model
+from quatsphere.storage.checkpoint import load_best, load_checkpoint
 from quatsphere.train import Choices, Evaluation, Progress, evaluate, train
+from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import SplitName
-from quatsphere.train.restore import restore_weights
 from quatsphere.train.run import fit_to_data, load_data
 from quatsphere.train.trainer import Trainer
 

@@ -17,14 +17,14 @@ from tiny_runs import Process, as_words, command, has_step, tiny_config, trace_o
 from quatsphere.cli import main
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError
-from quatsphere.files.checkpoint import load_last_good
-from quatsphere.files.run_folder import RunFolder
 from quatsphere.models import build_model
+from quatsphere.storage.checkpoint import load_last_good
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Choices, Progress, Reporter, train
-from quatsphere.train.parallel import Team
+from quatsphere.train.checkpointing import Setting
+from quatsphere.train.distributed import Team
+from quatsphere.train.resources import Interrupted, StopSwitch, stop_switch
 from quatsphere.train.run import fit_to_data, load_data
-from quatsphere.train.setting import Setting
-from quatsphere.train.signals import Interrupted, StopSwitch, stop_switch
 from quatsphere.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -21,15 +21,15 @@ from torch import Tensor
 from quatsphere.cli import main
 from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.errors import ConfigError, DistributedError
-from quatsphere.files.checkpoint import load_last_good
-from quatsphere.files.run_folder import RunFolder
 from quatsphere.models import build_model
+from quatsphere.storage.checkpoint import load_last_good
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter, train
 from quatsphere.train.batches import Batch
-from quatsphere.train.parallel import Team, join_team
+from quatsphere.train.checkpointing import Setting
+from quatsphere.train.distributed import Team, join_team
+from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
-from quatsphere.train.setting import Setting
-from quatsphere.train.signals import StopSwitch
 from quatsphere.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("unchecked")

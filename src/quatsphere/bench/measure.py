@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from quatsphere.bench import alone, kernel, scaling, step
-from quatsphere.bench.flops import forward_flops, training_flops
-from quatsphere.bench.machine import gemm_gflops, gemm_pass, machine
-from quatsphere.bench.profile import profiled
-from quatsphere.bench.timing import Pass, interleave, summary
+from quatsphere.bench import isolated as alone
+from quatsphere.bench import kernel, scaling, step
+from quatsphere.bench.step import forward_flops, profiled, training_flops
+from quatsphere.bench.timing import Pass, gemm_gflops, gemm_pass, interleave, machine, summary
+from quatsphere.errors import ConfigError
+
+TIMES = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
+"""subject -> its time."""
 
 Row = dict[str, Any]
+
+
+def compare(before: Row, after: Row) -> list[Row]:
+    """One row per measurement in both: time before, after, and how many times faster; memory likewise."""
+    if before.get("format") != after["format"]:
+        raise ConfigError(
+            f"cannot compare with format {before.get('format')!r}, this is {after['format']}; "
+            "make the file with 'quatsphere bench --json FILE'"
+        )
+    old = dict(keyed(before))
+    rows = []
+    for key, row in keyed(after):
+        if key in old:
+            time = TIMES[key[0]]
+            memory = (old[key].get("peak_mb"), row.get("peak_mb"))
+            rows.append(
+                {
+                    "what": " ".join(map(str, key)),
+                    "before": old[key][time],
+                    "after": row[time],
+                    "faster": old[key][time] / row[time],
+                    "smaller": memory[0] / memory[1] if memory[0] and memory[1] else None,
+                }
+            )
+    return rows
+
+
+def keyed(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
+    """(subject, what) -> row."""
+    for subject in TIMES:
+        for row in record.get(subject, []):
+            what = f"{row['vertices']:,} vertices" if subject == "scaling" else f"{row['variant']}, {row['batch']}"
+            yield (subject, what), row
+
+
 Rows = dict[str, list[Row]]
 FORMAT = 1
 """Number of the schema in docs/performance.md."""

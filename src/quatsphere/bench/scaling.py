@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quatsphere.allocator import keep_freed_memory
-from quatsphere.bench.memory import peak_mb
 from quatsphere.bench.step import TrainingStep
-from quatsphere.bench.timing import interleave, summary
+from quatsphere.bench.timing import interleave, peak_mb, summary
 from quatsphere.errors import ConfigError
 from quatsphere.models.registry import model_config
+from quatsphere.runtime import keep_freed_memory
 
 SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
 """Vertices in all shells; five shells hold 1, 1.5, 2, 2.5 and 3 tenths of them."""

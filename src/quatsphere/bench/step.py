@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from quatsphere.bench.timing import Pass
-from quatsphere.config import OptimConfig, TrainConfig
+from quatsphere.config import AttentionConfig, OptimConfig, QSVConfig, TrainConfig
+from quatsphere.errors import ConfigError
+from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.models import create_model
+from quatsphere.models.attention_net import solve_width
 from quatsphere.nn.dot_attention import AttentionStep, NeighbourAttention
 from quatsphere.optim import Optimisers, repel
+from quatsphere.train.checkpointing import first_not_finite
 from quatsphere.train.losses import Auxiliary, cross_entropy, smooth_targets
-from quatsphere.train.soundness import first_not_finite
 
 TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
@@ -118,3 +122,99 @@ def inference(variant: str, batch: int, **overrides: Any) -> Pass:
             return logits
 
     return run
+
+
+GROUPS: list[tuple[str, tuple[str, ...]]] = [
+    ("optimisers", ("Optimizer.step", "Optimizer.zero_grad")),
+    ("graph", ("bench::graph",)),
+    ("finite check", ("bench::finite",)),
+    ("kernel", ("quatsphere::attend", "quatsphere::dot_attend", "aten::_scaled_dot_product", "quatsphere::edge_dot")),
+    ("Hamilton block", ("quatsphere::feed_forward",)),
+    ("field", ("quatsphere::perturb",)),
+    ("dropout masks", ("quatsphere::keep_mask",)),
+    ("resample", ("quatsphere::resample",)),
+    ("patch sampling", ("aten::grid_sampler",)),
+    ("layer norm", ("aten::native_layer_norm",)),
+    ("GEMM", ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn")),
+]
+"""part -> how the names of its operators begin; of nested operators the outermost that matches counts."""
+WHOLE = "quatsphere::step"
+"""Whole steps: what no part inside them claims is their forward pass, field, kernel and Hamilton block in one."""
+
+
+def group_of(names: list[str]) -> str:
+    """The part that a chain of operators (innermost first) belongs to."""
+    for name in reversed(names):
+        for group, starts in GROUPS:
+            if name.startswith(starts):
+                return group
+    whole = any(name.startswith(WHOLE) for name in names)
+    return "steps, forward" if whole else "rest"
+
+
+def profiled(run: Pass, steps: int = 2) -> list[dict[str, Any]]:
+    """Milliseconds per step and share of every part, largest first; the profiler's own cost is in it."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        for _ in range(steps):
+            run()
+    spent: dict[str, float] = {}
+    for event in record.events() or []:
+        names, at = [], event
+        while at is not None:
+            names.append(at.name)
+            at = at.cpu_parent
+        group = group_of(names)
+        spent[group] = spent.get(group, 0.0) + event.self_cpu_time_total / 1000 / steps
+    whole = sum(spent.values())
+    ordered = sorted(spent.items(), key=lambda part: -part[1])
+    return [{"part": part, "ms": ms, "share": ms / whole} for part, ms in ordered]
+
+
+STENCIL = 25
+Step = tuple[int, int]
+
+
+def steps_of(config: QSVConfig | AttentionConfig) -> list[Step]:
+    """(sources, targets) of every step: within the first shell, from shell to shell, rounds on the last."""
+    counts = shell_sizes(config.base_vertices, config.shells)
+    return [(counts[0], counts[0]), *pairwise(counts), *[(counts[-1], counts[-1])] * config.rounds]
+
+
+def qsv_flops(config: QSVConfig) -> dict[str, int]:
+    """Forward pass of one image by part: perturbation networks 2 d² per source; Hamilton layers 18 d²/H per target."""
+    dim, steps = config.dim, steps_of(config)
+    return {
+        "patch embedding": 2 * steps[0][0] * STENCIL * config.in_channels * dim,
+        "perturbation": sum(2 * sources * dim * dim for sources, _ in steps),
+        "Hamilton": sum(18 * targets * dim * dim // config.heads for _, targets in steps),
+        "classifier": 2 * dim * config.num_classes,
+    }
+
+
+def attention_flops(config: AttentionConfig) -> dict[str, int]:
+    """Forward pass of one image by part: queries and outputs 4 d² per target, keys and values 4 d² per source."""
+    config = solve_width(config)
+    assert config.dim is not None
+    dim, steps = config.dim, steps_of(config)
+    per_source = 4 if config.value == "projected" else 2
+    return {
+        "patch embedding": 2 * steps[0][0] * STENCIL * config.in_channels * dim,
+        "projections": sum((4 * targets + per_source * sources) * dim * dim for sources, targets in steps),
+        "feed-forward": sum(16 * targets * dim * dim for _, targets in steps),
+        "classifier": 2 * dim * config.num_classes,
+    }
+
+
+def forward_flops(config: object) -> int:
+    """Floating-point operations of the forward pass of one image."""
+    if isinstance(config, QSVConfig):
+        return sum(qsv_flops(config).values())
+    if isinstance(config, AttentionConfig):
+        return sum(attention_flops(config).values())
+    raise ConfigError(f"no operation count for {type(config).__name__}; there is one for qsv and attention")
+
+
+def training_flops(config: object) -> int:
+    """Floating-point operations of a training step per image: forward, and twice as much backward."""
+    return 3 * forward_flops(config)

@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
             raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; make it or use another")
     before = read(asked.compare) if asked.compare else None
     record = measure(asked)
-    from quatsphere.cli.bench_looks import show, show_comparison
+    from quatsphere.bench.tables import show, show_comparison
 
     show(record)
     if before is not None:
@@ -81,7 +81,7 @@ def measure(asked: Any) -> dict[str, Any]:
 def save(record: dict[str, Any], asked: Any) -> None:
     """The files asked for."""
     if asked.json:
-        from quatsphere.files.atomic import write_json
+        from quatsphere.storage.atomic import write_json
 
         write_json(Path(asked.json), record)
         print(f"figures: {asked.json}")

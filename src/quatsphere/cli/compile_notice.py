@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from quatsphere.compiling import compilation
+from quatsphere.runtime import compilation
 
 TEXT = "compiling kernels, once, about 40 s"
 PATIENCE = 2.0

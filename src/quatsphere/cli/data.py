@@ -73,11 +73,11 @@ def _verify(asked: argparse.Namespace) -> int:
 
 def _preview(asked: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker, note
-    from quatsphere.cli.looks import need_report, sampled, shell_positions
     from quatsphere.config import DataConfig
     from quatsphere.errors import ConfigError
-    from quatsphere.files.atomic import write_bytes
     from quatsphere.models import create_model
+    from quatsphere.report.run_pictures import need_report, sampled, shell_positions
+    from quatsphere.storage.atomic import write_bytes
     from quatsphere.train.run import load_data
 
     pictures = need_report()

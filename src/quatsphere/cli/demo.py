@@ -20,11 +20,11 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     asked, rest = parser.parse_known_args(words)
-    from quatsphere.cli.settings import resolve
+    from quatsphere.cli.parser import resolve
 
     config = resolve("demo", ["--preset", "demo", *rest]).config
     from quatsphere.cli.console import LiveReporter, evaluation_table
-    from quatsphere.cli.looks import need_report
+    from quatsphere.report.run_pictures import need_report
     from quatsphere.train import train
 
     need_report()
@@ -43,9 +43,9 @@ def run(words: list[str]) -> int:
 
 def write_pages(folder: Path) -> dict[str, str]:
     """The view, where the model has shells, and the report, which links to it."""
-    from quatsphere.cli.run_looks import write_run_report
-    from quatsphere.cli.trained import open_run
     from quatsphere.cli.view import two_test_images, write_view_of
+    from quatsphere.report.run_report import write_run_report
+    from quatsphere.train.load import open_run
 
     trained = open_run(str(folder))
     pages = {"report": str(folder / "report.html")}

@@ -31,9 +31,9 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.cli.diagnosis import show
-    from quatsphere.cli.trained import open_run
-    from quatsphere.files.atomic import finite, write_json
+    from quatsphere.diagnostics.tables import show
+    from quatsphere.storage.atomic import finite, write_json
+    from quatsphere.train.load import open_run
 
     trained = open_run(asked.run, asked.checkpoint)
     if asked.fingerprint:
@@ -52,9 +52,9 @@ def run(words: list[str]) -> int:
 
 def show_fingerprint(trained: Any, asked: Any) -> int:
     """The paper's diagnostics beside ours, with a verdict for each."""
-    from quatsphere.cli.diagnosis import fingerprint_table
     from quatsphere.diagnostics.fingerprint import SECTIONS, fingerprint
-    from quatsphere.diagnostics.steps import has_field
+    from quatsphere.diagnostics.tables import fingerprint_table
+    from quatsphere.diagnostics.traced_model import has_field
     from quatsphere.errors import ConfigError
 
     if not has_field(trained.model):
@@ -71,9 +71,9 @@ def show_fingerprint(trained: Any, asked: Any) -> int:
 def measure(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
     """The sections named, or every section, of the data the run was trained on."""
     from quatsphere.cli.console import Ticker
-    from quatsphere.cli.trained import data_of
     from quatsphere.diagnostics import diagnose
     from quatsphere.diagnostics.sections import SECTIONS
+    from quatsphere.train.load import data_of
 
     dataset = data_of(trained, asked.root)
     with Ticker("looking inside") as ticker:

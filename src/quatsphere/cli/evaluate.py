@@ -20,8 +20,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import evaluation_table
-    from quatsphere.cli.trained import open_run
-    from quatsphere.files.atomic import finite
+    from quatsphere.storage.atomic import finite
+    from quatsphere.train.load import open_run
 
     trained = open_run(asked.run, asked.checkpoint)
     report = measure(trained, asked.root, asked.split)
@@ -37,8 +37,8 @@ def run(words: list[str]) -> int:
 def measure(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
     """Every measure of one split."""
     from quatsphere.cli.console import Ticker
-    from quatsphere.cli.trained import data_of
     from quatsphere.train.evaluation import evaluate
+    from quatsphere.train.load import data_of
 
     dataset = data_of(trained, root)
     with Ticker("evaluating") as ticker:

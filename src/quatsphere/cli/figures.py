@@ -40,7 +40,7 @@ def run(words: list[str]) -> int:
 def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
     """Names and figures, drawn one by one; what cannot be read is refused before anything is written."""
     try:
-        from quatsphere.cli import figure_data as data
+        from quatsphere.report import figure_data as data
     except ImportError as error:
         raise ConfigError("figures need matplotlib; pip install 'quatsphere[report]'") from error
     from quatsphere.cli.console import note

@@ -19,7 +19,7 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked, rest = parser.parse_known_args(words)
-    from quatsphere.cli.settings import resolve
+    from quatsphere.cli.parser import resolve
 
     facts = gather(resolve("info", [*(["--preset", asked.preset] if asked.preset else []), *rest]).config, asked.batch)
     if asked.json:
@@ -35,10 +35,10 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
 
     from quatsphere.kernels.attention import explain_backend
     from quatsphere.models import build_model
-    from quatsphere.train.identity import commit, processor, versions
-    from quatsphere.train.memory import estimate_bytes
-    from quatsphere.train.parallel import Team
-    from quatsphere.train.prepare import pick_device, precision_warning
+    from quatsphere.train.distributed import Team
+    from quatsphere.train.provenance import commit, processor, versions
+    from quatsphere.train.resources import estimate_bytes
+    from quatsphere.train.run import pick_device, precision_warning
 
     model = build_model(config.model)
     device = pick_device(config.train.device, Team())

@@ -14,10 +14,9 @@ from importlib import import_module
 from pathlib import Path
 
 import quatsphere
-from quatsphere.allocator import keep_freed_memory
 from quatsphere.cli.compile_notice import CompileNotice
-from quatsphere.compiling import compilation
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
+from quatsphere.runtime import compilation, keep_freed_memory
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",

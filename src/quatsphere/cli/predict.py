@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--top", type=at_least(1), metavar="N", default=3, help="classes per image (default 3)")
     parser.add_argument("--json", action="store_true", help="one JSON object per image")
     asked = parser.parse_args(words)
-    from quatsphere.cli.trained import open_run
+    from quatsphere.train.load import open_run
 
     trained = open_run(asked.run, asked.checkpoint)
     bad: list[DataError] = []
@@ -41,9 +41,8 @@ def run(words: list[str]) -> int:
 def images_in(word: str, bad: list[DataError]) -> list[str]:
     """The file itself, or every image below a folder by its name; a folder without any is added to `bad`."""
     from quatsphere.cli.console import note
-    from quatsphere.data.layout import is_image, is_junk
-    from quatsphere.data.trees import FolderTree
-    from quatsphere.files.archives import shown
+    from quatsphere.data.archives import shown
+    from quatsphere.data.image_folder import FolderTree, is_image, is_junk
 
     if not Path(word).is_dir():
         return [word]
@@ -98,9 +97,9 @@ def read_image(path: Path, config: RunConfig) -> Any:
     """An image file as the run's model wants it, (C, size, size) uint8, fitted as its training images were."""
     import torch
 
+    from quatsphere.data.archives import shown
     from quatsphere.data.images import TooLarge, decode
-    from quatsphere.files.archives import shown
-    from quatsphere.files.reading import read_regular
+    from quatsphere.storage.atomic import read_regular
 
     try:
         pixels = torch.as_tensor(decode(read_regular(path, 1 << 30), config.model.image_size, config.data.fit).pixels)

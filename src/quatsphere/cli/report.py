@@ -17,8 +17,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--json", action="store_true", help="print the path as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.cli.looks import need_report, page_path
     from quatsphere.errors import ConfigError
+    from quatsphere.report.run_pictures import need_report, page_path
 
     need_report()
     folder = Path(asked.folder)
@@ -31,11 +31,11 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"--checkpoint is for runs, and {folder} holds the results of a study; leave it out")
     page = page_path(asked.output, folder / "report.html")
     if is_run:
-        from quatsphere.cli.run_looks import write_run_report
+        from quatsphere.report.run_report import write_run_report
 
         write_run_report(folder, page, asked.root, asked.checkpoint)
     else:
-        from quatsphere.cli.study_looks import write_study_report
+        from quatsphere.report.study_report import write_study_report
 
         write_study_report(folder, page)
     print(json.dumps({"report": str(page)}) if asked.json else f"report: {page}")

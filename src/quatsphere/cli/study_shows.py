@@ -65,7 +65,7 @@ def show_tables(asked: argparse.Namespace) -> int:
 
 def show_claims(asked: argparse.Namespace) -> int:
     """Every claim with its verdict."""
-    from quatsphere.files.atomic import finite
+    from quatsphere.storage.atomic import finite
     from quatsphere.study.claims import CLAIMS, decide
     from quatsphere.study.curve import at_one_length
     from quatsphere.study.document import spell_number, spell_ours
@@ -87,7 +87,7 @@ def show_claims(asked: argparse.Namespace) -> int:
 
 def write_document(asked: argparse.Namespace) -> int:
     """The page of results, and the table of all cells that it links to."""
-    from quatsphere.files.atomic import write_text
+    from quatsphere.storage.atomic import write_text
     from quatsphere.study.document import BY_SEED, by_seed, document
     from quatsphere.study.results import Results
 

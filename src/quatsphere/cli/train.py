@@ -11,11 +11,11 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from quatsphere.cli.options import Options
-from quatsphere.cli.settings import Layer, flatten, resolve
+from quatsphere.cli.parser import Layer, flatten, resolve
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files.run_folder import RunFolder, nearest_run
-from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.storage.run_folder import RunFolder, nearest_run
+from quatsphere.storage.safe_yaml import read_yaml
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def run(words: list[str]) -> int:
     asked = resolve("train", words, add_options, base)
     config = chosen_config(asked)
     if asked.print_config:
-        from quatsphere.train.identity import config_to_dict
+        from quatsphere.train.provenance import config_to_dict
 
         print(yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True), end="")
         return 0

@@ -28,8 +28,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import note
-    from quatsphere.cli.looks import need_report, page_path
-    from quatsphere.cli.trained import open_run
+    from quatsphere.report.run_pictures import need_report, page_path
+    from quatsphere.train.load import open_run
 
     need_report()
     trained = open_run(asked.run, asked.checkpoint)
@@ -44,9 +44,8 @@ def run(words: list[str]) -> int:
 
 def write_view_of(trained: Any, shown: list[Any], page: Path) -> dict[str, str]:
     """The trace file and the page beside it."""
-    from quatsphere.cli.inside import compute_trace
-    from quatsphere.report.trace import write_trace
-    from quatsphere.report.view import write_view
+    from quatsphere.report.view import write_trace, write_view
+    from quatsphere.report.view_trace import compute_trace
 
     trace = page.with_suffix(".safetensors")
     computed = compute_trace(trained, shown)
@@ -57,16 +56,16 @@ def write_view_of(trained: Any, shown: list[Any], page: Path) -> dict[str, str]:
 
 def read_files(trained: Any, names: list[str]) -> list[Any]:
     """Image files as the model sees them; what they show is not known."""
-    from quatsphere.cli.inside import Shown
     from quatsphere.cli.predict import read_image
+    from quatsphere.report.view_trace import Shown
 
     return [Shown(Path(name).name, read_image(Path(name), trained.config), None) for name in names]
 
 
 def two_test_images(trained: Any, root: str | None) -> list[Any]:
     """The first test images of two different classes."""
-    from quatsphere.cli.inside import Shown
-    from quatsphere.cli.trained import data_of
+    from quatsphere.report.view_trace import Shown
+    from quatsphere.train.load import data_of
 
     test = data_of(trained, root).test
     others = (test.labels != test.labels[0]).nonzero().flatten()

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from quatsphere.errors import ResourceError
-from quatsphere.files import atomic
-from quatsphere.files.archives import shown
-from quatsphere.files.hashing import sha256_bytes
+from quatsphere.data.archives import shown
+from quatsphere.errors import DataError, ResourceError
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import sha256_bytes
 
 FORMAT = 2
 """Raised whenever the decoding rule or the layout of a cache file changes."""
@@ -80,3 +80,26 @@ def _write(stem: Path, identity: list[object], arrays: Arrays, facts: object) ->
     except (OSError, ResourceError) as error:
         return (f"cache not written: {shown(str(error))}; images are decoded again at the next start",)
     return ()
+
+
+def download_folder() -> Path:
+    """Where `quatsphere data get` puts archives."""
+    return cache_root() / "downloads"
+
+
+def places(root: Path | None) -> list[Path]:
+    """Folders (or the one file) to look in, in this order."""
+    if root is not None:
+        return [root.expanduser()]
+    named = os.environ.get("QUATSPHERE_DATA")
+    return [*([Path(named).expanduser()] if named else []), download_folder()]
+
+
+def require_root(root: Path | None, what: str) -> Path:
+    """The path the user must give where there is no default; an error where it leads nowhere."""
+    if root is None:
+        raise DataError(f"{what} have no default place; pass --data.root")
+    path = root.expanduser()
+    if not path.exists():
+        raise DataError(f"no such file or folder: {shown(path)}; check --data.root")
+    return path

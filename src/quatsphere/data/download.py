@@ -11,12 +11,12 @@ import urllib.request
 from io import BufferedWriter
 from pathlib import Path
 
+from quatsphere.data.archives import shown
 from quatsphere.data.cifar_files import CIFARS, MIRROR, OFFICIAL_SITE, Archive
-from quatsphere.data.contents import Progress
+from quatsphere.data.dataset import Progress
 from quatsphere.errors import ConfigError, DataError
-from quatsphere.files import atomic
-from quatsphere.files.archives import shown
-from quatsphere.files.hashing import sha256_file
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import sha256_file
 
 ATTEMPTS = 4
 PAUSE = 1.0

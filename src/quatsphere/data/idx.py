@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.data.contents import Contents, Part, part_of
-from quatsphere.data.places import places
+from quatsphere.data.archives import BROKEN, open_stream, shown
+from quatsphere.data.cache import places
+from quatsphere.data.dataset import Contents, Part, part_of
 from quatsphere.errors import DataError
-from quatsphere.files.archives import BROKEN, open_stream, shown
 
 MOST_VALUES = 1 << 31
 TRAIN, TEST = ("train",), ("t10k", "test")

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +14,29 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from quatsphere.data.cifar import read_cifar, recognise
+from quatsphere.data.archives import shown
+from quatsphere.data.cache import require_root
+from quatsphere.data.cifar import channel_means, read_cifar, recognise
 from quatsphere.data.cifar_files import CIFARS
-from quatsphere.data.contents import Contents, Dataset, Part, Progress, Split, canonical_order, fingerprint
-from quatsphere.data.digits import read_digits
-from quatsphere.data.folder import Reading, read_folder
+from quatsphere.data.dataset import (
+    Contents,
+    Dataset,
+    Part,
+    Progress,
+    Split,
+    canonical_order,
+    count_repeated,
+    count_shared,
+    fingerprint,
+    hold_out,
+    limit_to,
+    read_digits,
+)
 from quatsphere.data.idx import read_idx_folder
+from quatsphere.data.image_folder import Reading, read_folder
 from quatsphere.data.images import FITS
 from quatsphere.data.images import fit as fit_image
-from quatsphere.data.places import require_root
-from quatsphere.data.split import count_repeated, count_shared, hold_out, limit_to
 from quatsphere.errors import ConfigError, DataError
-from quatsphere.files.archives import shown
 
 FOLDER_SIZE = 32
 """Side of folder images where the user names none: CIFAR's."""
@@ -182,3 +194,36 @@ def _statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         channel = int(np.argmin(variance))
         raise DataError(f"channel {channel} of the training images is constant ({mean[channel]:g}); nothing to learn")
     return torch.tensor(mean / 255, dtype=torch.float32), torch.tensor(variance**0.5 / 255, dtype=torch.float32)
+
+
+def verify(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    image_size: int | None = None,
+    fit: str = "crop",
+    skip_bad: int = 0,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Read everything, check everything, and report plain values that json can write.
+
+    `canonical` is True or False for CIFAR-10, and None where no canonical fingerprint is known.
+    """
+    contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
+    known = CIFARS[name].fingerprint if name in CIFARS else None
+    identity, test = fingerprint(contents), contents.test
+    return {
+        "name": name,
+        "classes": list(contents.classes),
+        "shape": list(contents.train.images.shape[1:]),
+        "train": len(contents.train),
+        "test": 0 if test is None else len(test),
+        "fingerprint": identity,
+        "canonical": None if known is None else identity == known,
+        "channel_means": channel_means(contents),
+        "repeated_in_train": count_repeated(contents.train),
+        "repeated_in_test": 0 if test is None else count_repeated(test),
+        "test_also_in_train": 0 if test is None else count_shared(test, contents.train),
+        "notes": list(contents.notes),
+    }

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from quatsphere.data import Dataset
-from quatsphere.diagnostics.numbers import plain
+from quatsphere.diagnostics.measures import plain
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.subject import Subject
+from quatsphere.diagnostics.traced_model import Subject
 from quatsphere.errors import ConfigError
 from quatsphere.models import Model
 

@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 
-from quatsphere.diagnostics.coverage import shell_coverage
-from quatsphere.diagnostics.field import head_similarity
-from quatsphere.diagnostics.graphs import metric_agreement
-from quatsphere.diagnostics.holonomy import carried_error, triangle_angles, triangles
-from quatsphere.diagnostics.numbers import summary, weighted_mean
-from quatsphere.diagnostics.receptive import as_map, effective_share, pixel_gradients
-from quatsphere.diagnostics.routing import histogram_edges
-from quatsphere.diagnostics.shares import FUSED, runs_fused, shares, time_parts, time_whole
-from quatsphere.diagnostics.steps import has_field
-from quatsphere.diagnostics.subject import Subject
-from quatsphere.diagnostics.transport_off import TURNING, transport_effects
+from quatsphere.diagnostics.cost_breakdown import FUSED, runs_fused, shares, time_parts, time_whole
+from quatsphere.diagnostics.interventions import TURNING, transport_effects
+from quatsphere.diagnostics.measures import (
+    as_map,
+    carried_error,
+    effective_share,
+    head_similarity,
+    histogram_edges,
+    metric_agreement,
+    pixel_gradients,
+    shell_coverage,
+    summary,
+    triangle_angles,
+    triangles,
+    weighted_mean,
+)
+from quatsphere.diagnostics.traced_model import Subject, has_field
 from quatsphere.nn.field import LearnedBound, NoPerturbation
 from quatsphere.nn.measures import field_motion
 

@@ -16,16 +16,7 @@ from typing import Any, NamedTuple
 from quatsphere.kernels.numba_math import exp_of_negative
 from quatsphere.kernels.numba_neighbours import edge_dots, hear
 from quatsphere.kernels.numba_quaternions import load_quaternions, store_quaternions
-from quatsphere.kernels.numba_transport import (
-    TILE,
-    conjugate,
-    dot,
-    lift,
-    load_tile,
-    rotation,
-    store_tile,
-    turn,
-)
+from quatsphere.kernels.numba_transport import TILE, conjugate, dot, lift, load_tile, rotation, store_tile, turn
 from quatsphere.kernels.numba_vector import LANES, fetch, inner, keep_lanes, load, prefetch, splat, store, where_less
 
 ALIGNMENT, ABSOLUTE, UNIFORM, GEOMETRIC = 0, 1, 2, 3

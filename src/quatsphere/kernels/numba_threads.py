@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numba.core import event as events
 
-from quatsphere.compiling import compilation
+from quatsphere.runtime import compilation
 
 Part = tuple[int, int]
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files.reading import read_regular
-from quatsphere.files.run_folder import RunFolder
-from quatsphere.files.safe_yaml import read_yaml
+from quatsphere.storage.atomic import read_regular
+from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.safe_yaml import read_yaml
 
 DIAGNOSTICS = "diagnostics.json"
 NEWEST_SCHEMA = 1

@@ -16,7 +16,7 @@ from quatsphere.study.results import Results
 from quatsphere.study.scales import SCALES
 from quatsphere.study.shown import headline, is_short, spell_counts, spell_seen, spell_size
 from quatsphere.study.tables import Table, Tables, seeds_table, spell_verdict
-from quatsphere.train.same_run import MAY_CHANGE
+from quatsphere.train.provenance import MAY_CHANGE
 
 READING = "reading.md"
 """Hand-written, beside the cells: included where it is."""

@@ -19,7 +19,7 @@ from quatsphere.models import Model, build_model
 from quatsphere.study.plan import Cell, flat_settings
 from quatsphere.study.variants import Touch, Variant, find_variant
 from quatsphere.train.batches import Batches
-from quatsphere.train.prepare import fit_to_data, load_data
+from quatsphere.train.run import fit_to_data, load_data
 
 BY_MODEL = ("model.", "train.patience", "train.compile", "optim.peak_lr")
 """Settings that another model brings with it: its fields, the full horizon of baselines, the rate of its own search."""

@@ -9,14 +9,14 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.diagnostics import diagnose
 from quatsphere.errors import CheckpointError
-from quatsphere.files.checkpoint import load_best, read_pointer
-from quatsphere.files.run_folder import RunFolder
 from quatsphere.models import build_model
+from quatsphere.storage.checkpoint import load_best, read_pointer
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.results import Results
 from quatsphere.study.scales import place_of
-from quatsphere.train.prepare import fit_to_data, load_data
-from quatsphere.train.restore import restore_weights
+from quatsphere.train.checkpointing import restore_weights
+from quatsphere.train.run import fit_to_data, load_data
 
 SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")
 TRACED = 128

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from quatsphere.config import RunConfig
-from quatsphere.files.checkpoint import load_best
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.storage.checkpoint import load_best
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import flat_settings
-from quatsphere.train.identity import commit, processor, versions
+from quatsphere.train.provenance import commit, processor, versions
 
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")

@@ -16,14 +16,13 @@ from typing import Any
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.files import atomic
-from quatsphere.files.checkpoint import read_pointer
-from quatsphere.files.hashing import sha256_bytes
-from quatsphere.files.lock import folder_lock
-from quatsphere.files.reading import read_regular
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import read_regular, sha256_bytes
+from quatsphere.storage.checkpoint import read_pointer
+from quatsphere.storage.lock import folder_lock
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import Cell, flat_settings, make_config
-from quatsphere.train.same_run import MAY_CHANGE
+from quatsphere.train.provenance import MAY_CHANGE
 
 Record = dict[str, Any]
 LARGEST = 64 << 20

@@ -10,7 +10,7 @@ from quatsphere.study.launch import Launcher, Outcome, Watcher
 from quatsphere.study.plan import Cell, flat_settings
 from quatsphere.study.results import Results, require_same_cell
 from quatsphere.study.worker import Request
-from quatsphere.train.prepare import load_data, require_trainable
+from quatsphere.train.run import load_data, require_trainable
 
 KEEP = ("best", "all", "none")
 """Checkpoints of a finished cell that stay: the best one, so that it can be looked into later; all; or none."""

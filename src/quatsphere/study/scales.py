@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quatsphere.data.places import places
-from quatsphere.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
+from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
+from quatsphere.data.cache import places
 
 Groups = Mapping[str, Mapping[str, Any]]
 

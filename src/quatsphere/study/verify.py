@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quatsphere.errors import ConfigError
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import finished_record
 from quatsphere.study.results import Results

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quatsphere.allocator import keep_freed_memory
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
-from quatsphere.files.run_folder import RunFolder
+from quatsphere.runtime import keep_freed_memory
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.measure import measure_run
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import diverged_record, finished_record

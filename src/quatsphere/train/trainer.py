@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quatsphere.compiling import working_time
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.errors import NumericsError
-from quatsphere.files.checkpoint import Checkpoint, load_best
 from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
-from quatsphere.nn.measures import field_motion
+from quatsphere.nn.field import LearnedBound
+from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
+from quatsphere.nn.routing import Alignment
+from quatsphere.nn.trace import Trace
 from quatsphere.optim import Optimisers, repel
+from quatsphere.runtime import working_time
+from quatsphere.storage.checkpoint import Checkpoint, load_best
 from quatsphere.train.batches import Batch, Batches
+from quatsphere.train.checkpointing import (
+    Keeper,
+    Setting,
+    first_not_finite,
+    restore_weights,
+    take_snapshot,
+    unfit_to_save,
+    write_crash,
+)
 from quatsphere.train.evaluation import evaluate, predict_logits
-from quatsphere.train.identity import config_to_dict
-from quatsphere.train.keeper import Keeper
 from quatsphere.train.losses import Auxiliary, cross_entropy
-from quatsphere.train.monitor import look_inside
-from quatsphere.train.progress import Progress
-from quatsphere.train.restore import restore_weights
-from quatsphere.train.setting import Setting
-from quatsphere.train.signals import Interrupted
-from quatsphere.train.snapshot import take_snapshot
-from quatsphere.train.soundness import first_not_finite, unfit_to_save, write_crash
+from quatsphere.train.provenance import config_to_dict
+from quatsphere.train.reporting import Progress
+from quatsphere.train.resources import Interrupted
+
+
+@torch.no_grad()
+def look_inside(model: nn.Module, images: Tensor, batch_size: int = 32) -> dict[str, Any]:
+    """Per step: routing entropy, peak, beta (mean and by head); per shell: bound. Empty for models without them.
+
+    A trace of all images at once would need more memory than a training step; means of parts are as good.
+    """
+    was_training = model.training
+    model.eval()
+    parts = images.split(batch_size)
+    seen = [_measure(model(part, return_trace=True)[1]) for part in parts]
+    model.train(was_training)
+    shares = [len(part) / len(images) for part in parts]
+    means = {name: _mean([part[name] for part in seen], shares) for name in seen[0]}
+    return {
+        **means,
+        "beta_heads": [m.beta.tolist() for m in model.modules() if isinstance(m, Alignment)],
+        "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)],
+    }
+
+
+def _measure(trace: Trace) -> dict[str, list[float]]:
+    weights = trace.get("weights", [])
+    return {
+        "routing_entropy": [routing_entropy(w) for w in weights],
+        "routing_peak": [routing_peak(w) for w in weights],
+        "beta": [float(beta.mean()) for beta in trace.get("beta", [])],
+    }
+
+
+def _mean(rows: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+    """The mean of rows, each with its share."""
+    return [sum(s * value for s, value in zip(shares, column, strict=True)) for column in zip(*rows, strict=True)]
+
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MONITORED = 256

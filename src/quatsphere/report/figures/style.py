@@ -13,8 +13,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from quatsphere.files.atomic import write_bytes
 from quatsphere.report.pictures import plain
+from quatsphere.storage.atomic import write_bytes
 
 Array = NDArray[Any]
 Arguments = ParamSpec("Arguments")

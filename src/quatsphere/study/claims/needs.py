@@ -8,7 +8,7 @@ from quatsphere.study.claims.evidence import METRICS, Evidence
 from quatsphere.study.plan import base_settings
 from quatsphere.study.scales import SCALES
 from quatsphere.study.variants import find_variant
-from quatsphere.train.same_run import MAY_CHANGE
+from quatsphere.train.provenance import MAY_CHANGE
 
 FREE = MAY_CHANGE | {"train.seed", "model.budget"}
 """Settings that do not belong to the size."""

@@ -1,0 +1,98 @@
+"""The figures of a benchmark for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Column = tuple[str, str, str]
+"""(key, heading, format)."""
+
+TIMES: list[Column] = [("batch", "batch", "d"), ("best_ms", "best ms", ".2f"), ("median_ms", "median ms", ".2f")]
+SPEED: list[Column] = [
+    ("images_per_second", "images/s", ",.1f"),
+    ("gflop_per_image", "GFLOP/image", ".3f"),
+    ("gflops", "GFLOPS", ".1f"),
+    ("share_of_sgemm", "of sgemm", ".0%"),
+]
+MEMORY: list[Column] = [("peak_mb", "peak MB", ",.1f")]
+TABLES: dict[str, tuple[str, list[Column]]] = {
+    "kernel": (
+        "operators, forward + backward",
+        [
+            ("variant", "", "s"),
+            *TIMES,
+            *MEMORY,
+            ("times_fused", "x fused", ".1f"),
+            ("times_fused_memory", "x memory", ".1f"),
+        ],
+    ),
+    "step": ("training step", [("variant", "", "s"), *TIMES, *SPEED, *MEMORY]),
+    "profile": (
+        "where a training step goes",
+        [("variant", "", "s"), ("part", "part", "s"), ("ms", "ms", ".1f"), ("share", "share", ".1%")],
+    ),
+    "inference": ("inference", [("variant", "", "s"), *TIMES, *SPEED, *MEMORY]),
+    "scaling": (
+        "training step of QSV, batch 1",
+        [("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY],
+    ),
+    "goals": ("goals", [("goal", "", "s"), ("wanted", "wanted", ".2f"), ("found", "found", ".2f"), ("met", "met", "")]),
+}
+
+COMPARISON: list[Column] = [
+    ("what", "", "s"),
+    ("before", "before", ".3f"),
+    ("after", "after", ".3f"),
+    ("faster", "x faster", ".2f"),
+    ("smaller", "x smaller", ".2f"),
+]
+
+
+def show(record: Mapping[str, Any]) -> None:
+    """Machine, then every table there is."""
+    from quatsphere.bench.scaling import exponent
+
+    machine = record["machine"]
+    print(f"{machine['processor']}, {machine['threads']} threads, {machine['vectors']}")
+    print(", ".join(f"{name} {version}" for name, version in machine["versions"].items()))
+    print(f"kernel {machine['backend']}: {machine['backend_reason']}")
+    for row in record.get("step", [])[:1] or record.get("inference", [])[:1]:
+        print(f"sgemm peak, measured among the laps: {row['sgemm_gflops']:.0f} GFLOPS")
+    for subject, (title, columns) in TABLES.items():
+        if record.get(subject):
+            print_table(title, columns, record[subject])
+    points = record.get("scaling", [])
+    if len(points) > 1:
+        print(f"time ~ V^{exponent(points, 'seconds'):.2f}, memory ~ V^{exponent(points, 'peak_mb'):.2f}")
+
+
+def show_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Before and after."""
+    from quatsphere.bench.measure import compare
+
+    rows = compare(dict(before), dict(after))
+    if rows:
+        print_table("before and after", COMPARISON, rows)
+    else:
+        print("\nnothing in both: no comparison")
+
+
+def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Columns of one width each, words to the left, numbers to the right; '-' where nothing was measured."""
+    cells = [[heading for _, heading, _ in columns], *([cell(row, column) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    words = [kind == "s" for *_, kind in columns]
+    print(f"\n{title}")
+    for line in cells:
+        parts = (t.ljust(w) if left else t.rjust(w) for t, w, left in zip(line, widths, words, strict=True))
+        print("  " + "  ".join(parts).rstrip())
+
+
+def cell(row: Mapping[str, Any], column: Column) -> str:
+    """One value as text."""
+    key, _, kind = column
+    value = row.get(key)
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "-" if value is None else format(value, kind)

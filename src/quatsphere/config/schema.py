@@ -1,0 +1,392 @@
+"""Every setting, once: frozen dataclasses in the groups `data`, `model`, `optim`, `train`.
+
+Defaults are the paper's (appendix "Default Configuration") unless a field says otherwise. A model has its own
+dataclass with exactly the seams it owns, so asking a model for a seam it lacks is a type error and not a silent no-op.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quatsphere.config.checks import check_types, require, require_finite, require_fraction
+
+Layout = Literal["sphere", "plane"]
+Resample = Literal["index", "geometric"]
+Stencil = Literal["span", "pitch"]
+
+
+@dataclass(frozen=True)
+class LatticeConfig:
+    """What every model on nested lattices shares: the image and where its vertices sit."""
+
+    image_size: int = 32
+    """Side of the square input image in pixels; training takes the data's (paper: 32)."""
+    in_channels: int = 3
+    """Colour channels of the input image; training takes the data's (paper: 3)."""
+    num_classes: int = 10
+    """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
+    layout: Layout = "sphere"
+    """Where vertices sit: nested Fibonacci spheres, or flat lattices (the paper's control)."""
+    base_vertices: int = 128
+    """V_1, vertices on the first shell; shell l has round(V_1 (1 + (l-1)/2)) (paper: 128)."""
+    shells: int = 5
+    """L, number of nested shells (paper: 5)."""
+    outer_radius: float = 1.0
+    """Radius of the first shell (paper: 1.0)."""
+    inner_radius: float = 0.4
+    """Radius of the last shell; radii fall linearly in between (paper: 0.4)."""
+    neighbours: int | None = None
+    """k on every shell; none takes the budget max(2, 2 floor(log2 V_l)) of each shell (paper)."""
+    plane_rows: int = 16
+    """Rows of every flat lattice; each shell size must be a multiple (paper is silent; 16 keeps V exact)."""
+    wrap: bool = False
+    """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
+    the edges that meet (paper: border padding)."""
+    resample: Resample = "index"
+    """How tokens pass to a shell of another size: along the vertex index (paper) or by position."""
+    stencil: Stencil = "span"
+    """What 2/sqrt(V_1) measures: half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
+    self_neighbour: bool = True
+    """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
+        require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
+        require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
+        require(self.shells >= 1, f"shells must be >= 1: got {self.shells}; nearest legal value 1")
+        require(
+            self.base_vertices >= 4,
+            f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4",
+        )
+        require(
+            self.neighbours is None or 1 <= self.neighbours <= self.base_vertices,
+            f"neighbours must lie in 1..{self.base_vertices}, the vertices of the smallest shell: "
+            f"got {self.neighbours}; nearest legal value {min(max(1, self.neighbours or 1), self.base_vertices)}",
+        )
+        require(
+            all(1e-6 <= radius <= 1e6 for radius in (self.outer_radius, self.inner_radius))
+            and (self.shells == 1 or self.inner_radius < self.outer_radius),
+            "radii must be positive and decrease inwards, between 1e-6 and 1e6: got outer_radius="
+            f"{self.outer_radius}, inner_radius={self.inner_radius}; the paper has 1.0 and 0.4",
+        )
+
+
+@dataclass(frozen=True)
+class QSVConfig(LatticeConfig):
+    """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
+
+    name: Literal["qsv"] = "qsv"
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
+    dim: int = 256
+    """Feature dimension d = 4 * heads * channels (paper: 256)."""
+    heads: int = 16
+    """H, heads; each token carries one quaternion per head (paper: 16)."""
+    routing: Literal["alignment", "absolute", "uniform", "geometric"] = "alignment"
+    """How neighbours are weighted: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
+    transport: Literal["sandwich", "identity", "one_sided", "projected", "lift", "lower"] = "sandwich"
+    """How a message changes: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
+    head_mixing: Literal["none", "linear"] = "none"
+    """What mixes the heads of a message: nothing (paper), or a learned linear map of all d features in each step."""
+    field: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
+    """The quaternion field: base and perturbation learned (paper), frozen, or learned base alone."""
+    field_init: Literal["near_identity", "haar", "aligned"] = "near_identity"
+    """Base quaternions at the start: unit of 1 + 0.3 noise, uniform on S^3, or all identity (paper is silent)."""
+    bound: Literal["learned", "none"] = "learned"
+    """Bound of the perturbation: learned per shell in (0.01, pi/4) (paper), or no bound."""
+    zero_init: bool = True
+    """Start the perturbation network's last layer at zero (paper: yes)."""
+    beta_start: float | None = None
+    """Start of beta in the cross-shell steps; none means a zero logit, 0.793 (the paper's probe: 5)."""
+    beta_frozen: bool = False
+    """Keep beta of the cross-shell steps at its start (the paper's second probe, at 5)."""
+    positions: Literal["learned", "frozen"] = "learned"
+    """Vertex positions; always frozen on the plane (paper: learned)."""
+    rounds: int = 2
+    """Within-shell aggregation rounds on the last shell (paper: 2)."""
+    pooling: Literal["quaternion", "quaternion_per_head", "mean"] = "quaternion"
+    """Quaternion-native softmax pooling (paper) with one weight per vertex or per vertex and head, or the mean."""
+    inner_skip: Literal["none", "residual"] = "none"
+    """The block after the kernel, with y = Hamilton(z): FFN(y), or y + FFN(y) (paper is silent)."""
+    perturbation: Literal["step", "shell"] = "step"
+    """Who owns a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
+    attention_dropout: float = 0.1
+    """Dropout on the routing weights (paper: 0.1)."""
+    output_dropout: float = 0.1
+    """Dropout on each step's update (paper: 0.1)."""
+    backend: Literal["auto", "reference", "factored", "numba_cpu", "triton_gpu"] = "auto"
+    """Kernel backend; auto takes the fastest that is exact on this device."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.heads >= 1, f"heads must be >= 1: got {self.heads}; nearest legal value 1")
+        block = 4 * self.heads
+        nearest = max(block, block * round(self.dim / block))
+        require(
+            self.dim > 0 and self.dim % block == 0,
+            f"dim must equal 4 * heads * channels, a multiple of {block}: got {self.dim}; "
+            f"nearest legal value {nearest}",
+        )
+        require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
+        if self.beta_start is not None:
+            require(
+                0.1 < self.beta_start <= 1e6,
+                f"beta_start must be > 0.1, the floor of softplus + 0.1, and <= 1e6: got {self.beta_start}",
+            )
+        require(
+            not (self.routing == "geometric" and self.layout == "plane"),
+            "routing 'geometric' compares directions on the sphere; use layout 'sphere' or another routing",
+        )
+        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
+        require_fraction(self.output_dropout, "output_dropout", closed=False)
+
+    @property
+    def channels(self) -> int:
+        """Q, quaternion channels per head."""
+        return self.dim // (4 * self.heads)
+
+
+@dataclass(frozen=True)
+class AttentionConfig(LatticeConfig):
+    """The matched baseline: dot-product attention on the same graph."""
+
+    name: Literal["attention"] = "attention"
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
+    dim: int | None = None
+    """Width; none solves it from QSV's parameter budget: the largest multiple of 8 within it (paper: 96)."""
+    heads: int | None = None
+    """Heads; none means 6 where 6 divides dim (paper's size), else head dimension 16 or 8."""
+    budget: int | None = None
+    """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes (paper)."""
+    routing: Literal["softmax", "uniform"] = "softmax"
+    """How neighbours are weighted: softmax of query and key (paper's baseline), or 1/k."""
+    value: Literal["projected", "identity"] = "projected"
+    """The value path: W_V (paper's baseline), or removed (paper's W_V -> identity)."""
+    positions: Literal["frozen", "learned"] = "frozen"
+    """Vertex positions (paper's baseline: frozen)."""
+    rounds: int = 0
+    """Extra within-shell steps on the last shell (paper's baseline: none)."""
+    attention_dropout: float = 0.0
+    """Dropout on the attention weights (paper's baseline: none)."""
+    output_dropout: float = 0.0
+    """Dropout on each branch (paper's baseline: none)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
+        require(self.heads is None or self.heads >= 1, f"heads must be >= 1: got {self.heads}; nearest legal value 1")
+        require(self.budget is None or self.budget >= 1, f"budget must be >= 1 or none: got {self.budget}")
+        if self.dim is not None:
+            require(self.dim >= 1, f"dim must be >= 1: got {self.dim}")
+            nearest = None if self.heads is None else max(1, round(self.dim / self.heads)) * self.heads
+            require(
+                self.heads is None or self.dim % self.heads == 0,
+                f"dim must be a multiple of heads={self.heads}: got {self.dim}; nearest legal value {nearest}",
+            )
+        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
+        require_fraction(self.output_dropout, "output_dropout", closed=False)
+
+
+@dataclass(frozen=True)
+class ResNet20Config:
+    """ResNet-20 (He et al. 2016, option A), trained under the same pipeline."""
+
+    name: Literal["resnet20"] = "resnet20"
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
+    image_size: int = 32
+    """Side of the square input image in pixels; training takes the data's (paper: 32)."""
+    in_channels: int = 3
+    """Colour channels of the input image; training takes the data's (paper: 3)."""
+    num_classes: int = 10
+    """Number of classes; training takes the data's (paper: 10)."""
+    width: int = 16
+    """Channels of the first stage; the others have two and four times as many (paper: 16)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.image_size >= 4, f"image_size must be >= 4: got {self.image_size}")
+        require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
+        require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
+        require(self.width >= 1, f"width must be >= 1: got {self.width}")
+
+
+@dataclass(frozen=True)
+class LinearConfig(LatticeConfig):
+    """Softmax regression on the samples that the first shell takes of the image: the floor of every comparison."""
+
+    name: Literal["linear"] = "linear"
+    """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
+
+    @property
+    def positions(self) -> str:
+        """Vertex positions are frozen."""
+        return "frozen"
+
+
+ModelConfig = QSVConfig | AttentionConfig | ResNet20Config | LinearConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, from where, split how and augmented how."""
+
+    name: Literal["digits", "cifar10", "cifar100", "folder", "idx"] = "digits"
+    """Embedded digits, CIFAR in any container, class folders of images, or IDX files like MNIST (paper: CIFAR)."""
+    root: str | None = None
+    """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
+    val_fraction: float = 0.1
+    """Share of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
+    test_fraction: float = 0.2
+    """Share held out as test set where the source has none (the paper's sets have one)."""
+    train_limit: int | None = None
+    """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
+    image_size: int | None = None
+    """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
+    fit: Literal["crop", "squash"] = "crop"
+    """How an image that is not square becomes so: crop to the centre, or squash both sides (paper's are square)."""
+    crop_pad: int = 4
+    """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
+    flip: bool = True
+    """Random horizontal flip (paper: yes)."""
+    trivial_augment: bool = True
+    """TrivialAugmentWide: one random operation of random strength per image (paper: yes)."""
+    mixup: float = 0.0
+    """Alpha of mixup; 0 switches it off (paper's default: off)."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0 switches it off (paper's default: off)."""
+    skip_bad: int = 0
+    """Skip up to this many unreadable images of a folder, listing them; more is an error."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require_fraction(self.val_fraction, "val_fraction", closed=False)
+        require_fraction(self.test_fraction, "test_fraction", closed=False)
+        require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
+        require(self.train_limit is None or self.train_limit >= 1, f"train_limit must be >= 1: got {self.train_limit}")
+        require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
+        require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
+        require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
+        require_finite(self.mixup, "mixup")
+        require_finite(self.cutmix, "cutmix")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Two optimisers: Riemannian Adam for the quaternions, AdamW for everything else."""
+
+    peak_lr: float = 1e-3
+    """Peak learning rate of AdamW (paper: 1e-3)."""
+    weight_decay: float = 0.05
+    """AdamW's weight decay on everything but positions (paper: 0.05)."""
+    schedule: Literal["one_cycle", "constant"] = "one_cycle"
+    """Shape of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
+    warmup: float = 0.1
+    """Share of the run in which the rate rises (paper: 10 %)."""
+    div: float = 10.0
+    """Start rate = peak / div (paper: 10)."""
+    final_div: float = 100.0
+    """End rate = start rate / final_div (paper: 100)."""
+    position_lr: float = 5e-5
+    """Peak rate of vertex positions, without weight decay (paper: 5e-5)."""
+    bound_lr_factor: float = 3.0
+    """Rate of the bound logits as a multiple of the base rate (paper: 3)."""
+    quaternion_lr: float = 2.5e-3
+    """Rate of the quaternions (paper: 2.5e-3)."""
+    quaternion_optimizer: Literal["riemannian_adam", "adamw_renormalise"] = "riemannian_adam"
+    """Adam in su(2) (paper), or AdamW followed by hard renormalisation (the paper's comparison)."""
+    quaternion_schedule: Literal["constant", "annealed"] = "constant"
+    """The quaternions' rate: constant (paper), or with the shape of the schedule."""
+    repulsion: bool = True
+    """Coulomb repulsion of vertices on their shell (paper: on)."""
+    repulsion_neighbours: int = 8
+    """Neighbours that repel a vertex (paper: 8, 16 on CIFAR-100)."""
+    repulsion_every: int = 10
+    """Batches between repulsion steps (paper: 10)."""
+    repulsion_until: float = 0.4
+    """Share of the run after which the step has decayed to zero (paper: roughly 40 %)."""
+    repulsion_start: float = 0.05
+    """First median step as a share of the shell's mean spacing (paper is silent)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
+            require_finite(getattr(self, name), name)
+            require(getattr(self, name) <= 1e6, f"{name} must be <= 1e6, float32 overflows: got {getattr(self, name)}")
+        for name in ("div", "final_div"):
+            require_finite(getattr(self, name), name, minimum=1.0)
+        require_fraction(self.warmup, "warmup", closed=True)
+        require_fraction(self.repulsion_until, "repulsion_until", closed=True)
+        require(self.repulsion_neighbours >= 1, f"repulsion_neighbours must be >= 1: got {self.repulsion_neighbours}")
+        require(self.repulsion_every >= 1, f"repulsion_every must be >= 1: got {self.repulsion_every}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop: how long, in what precision, with which losses, saved how often."""
+
+    epochs: int = 500
+    """Epochs at most (paper: 500)."""
+    batch_size: int = 128
+    """Images per step over all processes (paper: 128)."""
+    patience: int | None = 50
+    """Stop after this many epochs without improvement; none runs the full horizon (paper: 50; baselines none)."""
+    min_delta: float = 1e-4
+    """What counts as an improvement of validation accuracy (paper: 1e-4)."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the cross-entropy (paper: 0.1)."""
+    smoothness: float = 1e-3
+    """Coefficient of the quaternion smoothness between epochs (paper: 1e-3)."""
+    head_diversity: float = 1e-2
+    """Coefficient of the head diversity (paper: 1e-2)."""
+    head_diversity_pairs: Literal["sum", "mean"] = "sum"
+    """Reduction of the head diversity over pairs of heads; the paper writes a sum, its diagnostics fit a mean."""
+    beta_penalty: float = 1e-5
+    """Coefficient of the L2 penalty on the beta logits (paper: 1e-5)."""
+    seed: int = 42
+    """Seed of initial weights, data order, augmentation and dropout (paper: 42 and others)."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps, xpu."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast precision of the matrix products (paper: fp32)."""
+    compile: bool = False
+    """torch.compile the model (paper: yes; needs a C++ compiler on CPUs, so off unless a preset asks)."""
+    deterministic: bool = False
+    """Bit-identical repetition and resume: fixes and records the thread count."""
+    threads: int | None = None
+    """CPU threads; none takes torch's choice."""
+    checkpoint_steps: int | None = None
+    """Save every so many steps; none saves by time alone (and always at the end of an epoch that improved)."""
+    checkpoint_seconds: float = 300.0
+    """Save at least this often."""
+    keep: int = 2
+    """Checkpoints to keep besides the best (at least 2)."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (extra `track`)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep", 2), ("seed", 0)):
+            require(getattr(self, name) >= minimum, f"{name} must be >= {minimum}: got {getattr(self, name)}")
+        for name in ("patience", "threads", "checkpoint_steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be >= 1 or none: got {value}")
+        require(
+            re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device) is not None,
+            f"device must be auto, cpu, cuda, mps or xpu, or one by number as in cuda:1: got {self.device!r:.40}",
+        )
+        for name in ("min_delta", "smoothness", "head_diversity", "beta_penalty"):
+            require_finite(getattr(self, name), name)
+        require_finite(self.checkpoint_seconds, "checkpoint_seconds", minimum=0.1)
+        require_fraction(self.label_smoothing, "label_smoothing", closed=False)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, whole: what `config.yaml` in a run folder holds."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=QSVConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,0 +1,229 @@
+"""Files that are either whole or not there: write beside, fsync, rename, fsync the folder.
+
+A reader never sees half a file, whatever kills the writer, and what was there before stays until its successor is on
+the disk. Temporary names end in `.tmp.PID`, so that a later process can tell a leftover from work in progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quatsphere.errors import ResourceError
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Hex digest of bytes in memory."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file, read in pieces so that its size does not matter."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes; anything else is an OSError that says why.
+
+    Opened without blocking and looked at afterwards, so that no swap between check and use can make it a pipe.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = b"" if status.st_size > limit else file.read(limit + 1)
+        if status.st_size > limit or len(data) > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+    return data
+
+
+FAILPOINTS = (
+    "before_write",
+    "half_written",
+    "before_fsync",
+    "after_fsync",
+    "before_rename",
+    "after_rename",
+    "before_metrics",
+)
+_LEFTOVER = re.compile(r".+\.tmp\.(\d+)")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_passes: Counter[str] = Counter()
+
+
+def failpoint(name: str) -> None:
+    """Die here, as by kill -9, when QUATSPHERE_FAILPOINT is `name` or `name:n` (the n-th pass); else do nothing.
+
+    It lives in production code because recovery is tested with real process death inside the real write: a mock
+    would prove that the mock recovers.
+    """
+    wanted, _, nth = os.environ.get("QUATSPHERE_FAILPOINT", "").partition(":")
+    if name == wanted:
+        _passes[name] += 1
+        if _passes[name] == int(nth or 1):
+            os._exit(137)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step; the old content stays until the new one is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
+    with disk_errors(path.name, path.parent, len(data), "free some space"):
+        try:
+            write_durable(temporary, data)
+            put_in_place(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by UTF-8 text in one step."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by JSON in one step; numbers that are not finite become null (see `finite`)."""
+    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with null for NaN and the infinities, which JSON cannot write and browsers cannot read."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Write a new file and return when it is on the disk; its name is not durable before its folder is synced."""
+    half = len(data) // 2
+    failpoint("before_write")
+    with open(path, "wb") as file:
+        file.write(memoryview(data)[:half])
+        file.flush()
+        failpoint("half_written")
+        file.write(memoryview(data)[half:])
+        file.flush()
+        failpoint("before_fsync")
+        os.fsync(file.fileno())
+    failpoint("after_fsync")
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a finished file or folder its name, durably."""
+    failpoint("before_rename")
+    os.replace(temporary, path)
+    failpoint("after_rename")
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in `folder` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder; a kill in between leaves a leftover, never half a folder under its own name."""
+    doomed = folder.with_name(f".{folder.name}.tmp.{os.getpid()}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> list[str]:
+    """Remove `*.tmp.PID` files and folders, at any depth, of processes that are gone; returns their names.
+
+    Call it when this process is not writing here: names with its own pid count as leftovers, because in a container
+    every life of a program may have the same pid.
+    """
+    removed = []
+    for path in sorted(folder.rglob("*.tmp.*")):
+        if is_leftover(path.name) and not _is_writing(path.name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is that of an unfinished write."""
+    return _LEFTOVER.fullmatch(name) is not None
+
+
+def _is_writing(name: str) -> bool:
+    """Whether the process that a temporary name belongs to is another one, and alive."""
+    pid = int(name.rpartition(".")[2])
+    if pid in (0, os.getpid()):
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # alive, and another user's
+        return True
+    return True
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that the disk, a quota or a size limit is exhausted."""
+    return error.errno in _FULL
+
+
+@contextlib.contextmanager
+def disk_errors(what: str, folder: Path, needed: int, advice: str) -> Iterator[None]:
+    """Turn the system's errors into one line that says how much was needed and how much is free.
+
+    Remove what was half-written inside the block: the free space is measured after it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            message = f"{what} needs {size_text(needed)}, {size_text(free_bytes(folder))} free on {folder}; {advice}"
+        else:
+            message = f"cannot write {what} ({error.strerror} in {folder}); check the disk and its permissions"
+        raise ResourceError(message) from error
+
+
+def require_space(what: str, folder: Path, needed: int) -> None:
+    """Raise ResourceError unless `needed` bytes are free, so that a long run does not start on a full disk."""
+    free = free_bytes(folder)
+    if free < needed:
+        numbers = f"{size_text(needed)} needed, {size_text(free)} free on {folder}"
+        raise ResourceError(f"no room for {what} ({numbers}); free some space")
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the folder's file system."""
+    system = os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
+    return system.f_bavail * system.f_frsize
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: 7.9 MB, 12.3 kB."""
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"

@@ -1,0 +1,205 @@
+"""The checkpoints of a run: save, go back to the newest good one, to the best one, and forget old ones.
+
+The rename of a finished `step-N.tmp.PID` folder is the one moment at which a checkpoint comes into being; one that it
+replaces waits aside as `step-N.old` until then, and is read from there should its successor never come. Everything a
+resume needs is inside it, also which step was the best so far; the files `best` and `last` beside the folders
+only repeat that for people and for `load_best`, and a resume puts them right if a kill came between.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import read_regular
+from quatsphere.storage.step_folder import (
+    STATE,
+    WEIGHTS,
+    DamagedCheckpoint,
+    StepFolder,
+    read_step,
+    step_name,
+    step_of,
+    steps_in,
+    title,
+    write_step,
+)
+
+_FOREIGN = ((b"PK\x03\x04", "a zip archive (torch.save or TorchScript)"), (b"\x80", "a pickle"), (b"\x1f\x8b", "gzip"))
+
+
+def dump_tensors(tensors: dict[str, Tensor]) -> bytes:
+    """Safetensors bytes; equal tensors give equal bytes.
+
+    Each tensor is copied: safetensors refuses views that share memory, and optimisers keep their moments as views.
+    """
+    copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    return save(copies)
+
+
+def parse_tensors(data: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of safetensors bytes; CheckpointError naming `where` for anything else, pickles and zips included.
+
+    The header is looked at before the parser sees it; the parser itself refuses gaps and trailing bytes, so that a
+    file that is also a valid zip does not pass.
+    """
+    reason = _why_not_safetensors(data)
+    if reason is None:
+        try:
+            return load(data)
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+    raise CheckpointError(f"refused: not a safetensors file ({where}: {reason}); only safetensors are read")
+
+
+def _why_not_safetensors(data: bytes) -> str | None:
+    """What is wrong with the frame: 8 bytes of header length, then a JSON object of that length."""
+    for magic, name in _FOREIGN:
+        if data.startswith(magic) and data[8:9] != b"{":
+            return f"it is {name}"
+    if len(data) < 10:
+        return f"only {len(data)} bytes"
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > len(data) - 8 or data[8:9] != b"{":
+        return "no header"
+    try:
+        json.loads(data[8 : 8 + length])
+    except (ValueError, RecursionError):
+        return "its header is not JSON"
+    return None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on: what the model is, what the training keeps, and plain facts about both."""
+
+    step: int
+    """Optimiser steps taken."""
+    weights: dict[str, Tensor]
+    """The model's parameters and buffers."""
+    state: dict[str, Tensor]
+    """Everything else that is a tensor: moments, snapshots."""
+    meta: dict[str, Any]
+    """Everything that is not: JSON, which comes back as JSON gives it (tuples as lists)."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path:
+    """Add a checkpoint to `folder`; returns its path when it is on the disk, and `last` (and `best`) name it.
+
+    A step that is there already with the same tensors keeps its files; only its manifest follows a changed meta.
+    """
+    path = folder / step_name(checkpoint.step)
+    best_path = path if best else read_pointer(folder, "best")
+    content = StepFolder(
+        checkpoint.step,
+        None if best_path is None else best_path.name,
+        checkpoint.meta,
+        dump_tensors(checkpoint.weights),
+        dump_tensors(checkpoint.state),
+    )
+    older = steps_in(folder)
+    advice = f"{title(older[0])} kept; free some space" if older else "free some space"
+    with atomic.disk_errors("checkpoint", folder, content.size, advice):
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            atomic.sync_folder(folder.parent)
+        write_step(path, content)
+        _point(folder, best_path, path)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a step folder, whole; CheckpointError if a single bit of its three files has changed."""
+    return _parse(path, read_step(path))
+
+
+def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole, for a resume; None when there is none at all.
+
+    The folders decide, not `last`: a kill after the rename and before the pointer must not cost a checkpoint. Both
+    pointers are then made to agree with what was loaded, so call it as the run's only writer.
+    """
+    paths = steps_in(folder)
+    for path, *older in (paths[i : i + 2] for i in range(len(paths))):
+        try:
+            content = read_step(path)
+        except DamagedCheckpoint as damage:
+            if not older:
+                raise CheckpointError(
+                    f"no good checkpoint left ({folder}: {len(paths)} damaged); start again under another name"
+                ) from damage
+            warn(f"checkpoint {title(path)} is damaged ({damage.reason}); falling back to {title(older[0])}")
+        else:
+            checkpoint = _parse(path, content)
+            _point(folder, None if content.best is None else folder / content.best, path)
+            return checkpoint
+    return None
+
+
+def load_best(folder: Path) -> Checkpoint:
+    """The checkpoint that `best` names; CheckpointError when there is none or it is damaged."""
+    path = read_pointer(folder, "best")
+    if path is None:
+        raise CheckpointError(f"no best checkpoint ({folder / 'best'} is missing or names none); resume the run")
+    return load_checkpoint(path)
+
+
+def read_pointer(folder: Path, name: str) -> Path | None:
+    """The step folder that the pointer `best` or `last` names, or None."""
+    try:
+        text = read_regular(folder / name, 100).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return None if step_of(text) is None else folder / text
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints, `best`, and what each kept one calls its best.
+
+    Steps newer than `last` go too: they are damaged, or of a life that was given up. Nothing is deleted unless
+    `last` reads back whole, so the last good checkpoint never is what goes.
+    """
+    if keep < 2:
+        raise ConfigError(f"keep must be >= 2: got {keep}; one checkpoint alone cannot survive its own damage")
+    paths = steps_in(folder)
+    last = read_pointer(folder, "last")
+    if last is None or last not in paths:
+        return
+    newest = paths[paths.index(last) :][:keep]
+    kept = {*newest, read_pointer(folder, "best")}
+    for path in newest:
+        try:
+            best = read_step(path).best
+        except CheckpointError:
+            if path == last:
+                return
+        else:
+            kept |= set() if best is None else {folder / best}
+    for path in paths:
+        if path not in kept:
+            atomic.remove_folder(path)
+
+
+def _parse(path: Path, content: StepFolder) -> Checkpoint:
+    weights = parse_tensors(content.weights, str(path / WEIGHTS))
+    state = parse_tensors(content.state, str(path / STATE))
+    return Checkpoint(content.step, weights, state, content.meta)
+
+
+def _point(folder: Path, best: Path | None, last: Path) -> None:
+    for name, path in (("best", best), ("last", last)):
+        if path is None:
+            (folder / name).unlink(missing_ok=True)
+        elif read_pointer(folder, name) != path:
+            atomic.write_text(folder / name, path.name + "\n")

@@ -1,0 +1,226 @@
+"""The folder of one run: `config.yaml`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `result.json`."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quatsphere.errors import ConfigError, ResourceError
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import read_regular
+from quatsphere.storage.lock import folder_lock
+from quatsphere.storage.safe_yaml import read_yaml
+from quatsphere.storage.step_folder import settle_all
+
+_LOCK = ".lock"
+_LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")
+_RESULT_LIMIT = 64 << 20
+_METRICS_LIMIT = 1 << 30
+
+
+def _to_stderr(message: str) -> None:
+    print(f"quatsphere: note: {message}", file=sys.stderr)
+
+
+class RunFolder:
+    """Where everything of a run lies, who may write there, and its append-only metrics.
+
+    A writer calls `claim` before anything else, then works inside `lock`. Readers need neither.
+    """
+
+    def __init__(self, path: str | Path, say: Callable[[str], None] = _to_stderr) -> None:
+        self.path = Path(path)
+        self.say = say
+        self._lines_lost = 0
+        self._said_full = False
+
+    @property
+    def name(self) -> str:
+        """What messages call the run."""
+        return self.path.absolute().name
+
+    @property
+    def config(self) -> Path:
+        """Every setting of the run."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, commit, machine."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per record, append-only."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Step folders and the pointers `best` and `last`."""
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        """Written once, at the end."""
+        return self.path / "result.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result that can be read."""
+        try:
+            return isinstance(json.loads(read_regular(self.result, _RESULT_LIMIT)), dict)
+        except (OSError, ValueError, RecursionError):
+            return False
+
+    def claim(self, *, resume: bool) -> None:
+        """Create the folder or accept it: nothing that exists is overwritten, another program's folder never used.
+
+        Harmless to repeat, so call it again inside the lock where two starts may race.
+        """
+        _check_path(self.path)
+        try:
+            self.path.mkdir(exist_ok=True)
+            atomic.sync_folder(self.path.parent)
+            inside = {path.name for path in self.path.iterdir() if not atomic.is_leftover(path.name)} - {_LOCK}
+        except (OSError, ValueError) as error:
+            raise _path_error(self.path, error) from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that is yours")
+        own = {path.name for path in (self.config, self.environment, self.metrics, self.checkpoints, self.result)}
+        if inside and not inside & own:
+            raise ConfigError(
+                f"'{self.name}' holds other files and no run ({self.path}: {min(inside)}); use another name"
+            )
+        if inside and not resume:
+            raise ConfigError(f"run '{self.name}' exists{self._progress()}; use --resume or another name")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only writer; what killed writers left half-done is undone on entry."""
+        with folder_lock(self.path / _LOCK, self.name, self.say):
+            settle_all(self.checkpoints)
+            atomic.remove_leftovers(self.path)
+            yield
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add one JSON line, NaN as null; a full disk costs the line, not the run.
+
+        The next line that fits says how many were lost before it.
+        """
+        atomic.failpoint("before_metrics")
+        lost = {"lines_lost_before": self._lines_lost} if self._lines_lost else {}
+        line = json.dumps(atomic.finite({**record, **lost}), allow_nan=False).encode() + b"\n"
+        try:
+            _append(self.metrics, line)
+            self._lines_lost = 0
+        except OSError as error:
+            if not atomic.is_full(error):
+                raise ResourceError(
+                    f"cannot write metrics ({self.metrics}: {error.strerror}); check the disk"
+                ) from error
+            self._lines_lost += 1
+            if not self._said_full:
+                self._said_full = True
+                self.say(f"no space for metrics ({self.metrics}); training goes on, lines are lost until some is free")
+
+    def metrics_offset(self) -> int:
+        """Bytes of metrics so far, on the disk: what a checkpoint stores so that a resume can cut there."""
+        if not self.metrics.exists():
+            return 0
+        with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "rb+") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def truncate_metrics(self, offset: int) -> None:
+        """Forget the lines after `offset`: a resumed run writes them again."""
+        if not self.metrics.exists() and offset == 0:
+            return
+        with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "ab+") as file:
+            size = file.tell()
+            if size < offset:
+                file.seek(0)
+                offset = file.read().rfind(b"\n") + 1
+                self.say(f"metrics are shorter than the checkpoint knows ({self.metrics}); some lines are lost")
+            file.truncate(offset)
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All records; a half-written last line is left out, a damaged line is said and left out."""
+        try:
+            lines = read_regular(self.metrics, _METRICS_LIMIT).split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ResourceError(f"cannot read metrics ({self.metrics}: {error.strerror}); check the file") from error
+        records = []
+        for number, line in enumerate(lines[:-1], start=1):
+            record = _parse_record(line)
+            if record is None:
+                self.say(f"line {number} is damaged ({self.metrics}); left out")
+            else:
+                records.append(record)
+        return records
+
+    def _progress(self) -> str:
+        """` (epoch 12 of 500)` as far as metrics and config tell."""
+        epoch = next((record["epoch"] for record in reversed(self.read_metrics()) if "epoch" in record), None)
+        try:
+            total = read_yaml(self.config)["train"]["epochs"]
+        except (ConfigError, LookupError, TypeError):
+            total = None
+        if epoch is None:
+            return ""
+        return f" (epoch {epoch})" if total is None else f" (epoch {epoch} of {total})"
+
+
+def nearest_run(path: Path) -> Path | None:
+    """The run beside `path` with the most similar name, for a message about a run that is not there."""
+    try:
+        beside = {entry.name for entry in path.absolute().parent.iterdir() if RunFolder(entry).config.is_file()}
+    except (OSError, ValueError):
+        return None
+    names = difflib.get_close_matches(path.absolute().name, sorted(beside), 1)
+    return path.with_name(names[0]) if names else None
+
+
+def _check_path(path: Path) -> None:
+    """What can be known before anything is made: a name too long would otherwise fail at the first checkpoint."""
+    parent = path.absolute().parent
+    try:
+        if not parent.is_dir():
+            raise ConfigError(f"no folder {parent} (for run '{path.name}'); create it or use another --run-dir")
+        longest = os.pathconf(parent, "PC_PATH_MAX")
+    except (OSError, ValueError) as error:
+        raise _path_error(path, error) from error
+    if len(os.fsencode(path.absolute())) + _LONGEST_INSIDE >= longest:
+        raise _path_error(path, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
+
+
+def _path_error(path: Path, error: OSError | ValueError) -> ConfigError:
+    text = ascii(str(path)) if len(str(path)) <= 120 else ascii(str(path)[:120]) + "..."
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return ConfigError(f"cannot use run folder ({text}: {reason}); use another --run-dir")
+
+
+def _append(path: Path, line: bytes) -> None:
+    """All of the line or nothing of it."""
+    with open(path, "ab", buffering=0) as file:
+        start = file.tell()
+        if file.write(line) < len(line):
+            file.truncate(start)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,224 @@
+"""One checkpoint on disk: `step-NNNNNN/{weights.safetensors,state.safetensors,manifest.json}`, whole or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import quatsphere
+from quatsphere.errors import CheckpointError
+from quatsphere.storage import atomic
+from quatsphere.storage.atomic import read_regular, sha256_bytes
+
+_FIELD = "sha256"
+_ZEROS = "0" * 64
+
+
+def seal(fields: dict[str, Any]) -> bytes:
+    """JSON text of `fields` with its own digest; ValueError for what JSON cannot hold, NaN and infinities included."""
+    text = json.dumps({_FIELD: _ZEROS, **fields}, indent=2, allow_nan=False) + "\n"
+    return text.replace(_ZEROS, sha256_bytes(text.encode()), 1).encode()
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The fields of a sealed text; ValueError when a single bit of it differs from what was sealed."""
+    try:
+        fields = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    digest = fields.pop(_FIELD, None) if isinstance(fields, dict) else None
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError("no sha256")
+    if sha256_bytes(data.replace(digest.encode(), _ZEROS.encode(), 1)) != digest:
+        raise ValueError("sha256 differs")
+    return fields
+
+
+FORMAT = 1
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+_NAME = re.compile(r"step-(\d{6,12})")
+_ASIDE = ".old"
+_MANIFEST_LIMIT = 64 << 20
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not, bit for bit, what was saved; an older one may still be good."""
+
+    def __init__(self, path: Path, reason: str, where: str) -> None:
+        super().__init__(f"checkpoint {title(path)} is damaged ({reason}: {path / where}); load another checkpoint")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class StepFolder:
+    """What a step folder holds, verified or about to be written."""
+
+    step: int
+    best: str | None
+    """Name of the best step folder when this one was saved: inside, so that it can never disagree with the rest."""
+    meta: dict[str, Any]
+    weights: bytes
+    state: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors; the manifest hardly counts."""
+        return len(self.weights) + len(self.state)
+
+
+def step_name(step: int) -> str:
+    """`step-001200` for 1200."""
+    return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """1200 for `step-001200`; None for any other name, unfinished `step-001200.tmp.PID` folders included."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """The paths of all steps, the newest first; also of a step that is only there aside."""
+    names = {path.name.removesuffix(_ASIDE) for path in folder.glob("step-*")}
+    found = [(step, name) for name in names if (step := step_of(name)) is not None]
+    return [folder / name for _, name in sorted(found, reverse=True)]
+
+
+def title(path: Path) -> str:
+    """`step 1200` for `step-001200`, else the folder's name: a copied checkpoint may have any."""
+    step = step_of(path.name)
+    return f"'{path.name}'" if step is None else f"step {step}"
+
+
+def write_step(path: Path, content: StepFolder) -> None:
+    """Make `path` hold `content`: nothing to do, a new manifest for equal tensors, or a new folder."""
+    manifest = _manifest(content)
+    settle(path)
+    try:
+        old = read_step(path)
+    except CheckpointError:
+        old = None
+    if old is None or (old.weights, old.state) != (content.weights, content.state):
+        _write_folder(path, {WEIGHTS: content.weights, STATE: content.state, MANIFEST: manifest})
+    elif old != content:
+        atomic.write_bytes(path / MANIFEST, manifest)
+
+
+def read_step(path: Path) -> StepFolder:
+    """The content of a step folder, verified before anything parses it: the bytes checked are the bytes returned.
+
+    A step that is being replaced is read from where it was moved aside.
+    """
+    if not path.is_dir() and _aside(path).is_dir():
+        path = _aside(path)
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint ({path} is no folder); give a folder 'step-NNNNNN' of a run")
+    try:
+        fields = unseal(_read_part(path, MANIFEST, _MANIFEST_LIMIT))
+        _refuse_newer(path, fields)
+        parts = [_read_tensors(path, name, **fields["files"][name]) for name in (WEIGHTS, STATE)]
+        content = StepFolder(int(fields["step"]), _best_name(fields["best"]), dict(fields["meta"]), *parts)
+    except ValueError as error:
+        raise DamagedCheckpoint(path, "hash", MANIFEST) from error
+    except (KeyError, TypeError) as error:
+        raise DamagedCheckpoint(path, "fields", MANIFEST) from error
+    if step_of(path.name) not in (None, content.step):
+        raise DamagedCheckpoint(path, f"holds step {content.step}", MANIFEST)
+    return content
+
+
+def settle(path: Path) -> None:
+    """End a replacement that was cut short: what was moved aside goes if its successor is there, else comes back."""
+    aside = _aside(path)
+    if path.exists() and aside.exists():
+        atomic.remove_folder(aside)
+    elif aside.exists():
+        os.replace(aside, path)
+        atomic.sync_folder(path.parent)
+
+
+def settle_all(folder: Path) -> None:
+    """`settle` every step of a folder; for its only writer."""
+    for path in steps_in(folder):
+        settle(path)
+
+
+def _aside(path: Path) -> Path:
+    """Where a step waits for its successor; not the name of a step nor of a leftover."""
+    return path.with_name(path.name + _ASIDE)
+
+
+def _manifest(content: StepFolder) -> bytes:
+    """Meta is stored exactly or not at all: a silent null for a NaN would make a resume differ."""
+    files = {WEIGHTS: content.weights, STATE: content.state}
+    fields = {
+        "format": FORMAT,
+        "quatsphere": quatsphere.__version__,
+        "step": content.step,
+        "best": content.best,
+        "files": {name: {"size": len(data), "sha256": sha256_bytes(data)} for name, data in files.items()},
+        "meta": content.meta,
+    }
+    try:
+        return seal(fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"meta is not JSON (checkpoint step {content.step}: {error}); store null") from error
+
+
+def _refuse_newer(path: Path, fields: dict[str, Any]) -> None:
+    written = int(fields["format"])
+    if written > FORMAT:
+        raise CheckpointError(
+            f"checkpoint written by quatsphere {fields['quatsphere']} (format {written}), "
+            f"this is {quatsphere.__version__} (format {FORMAT}) ({path}); upgrade quatsphere"
+        )
+
+
+def _best_name(best: Any) -> str | None:
+    """A name that ends up in a path must look like one of ours, even in a sealed manifest."""
+    if best is None or (isinstance(best, str) and step_of(best) is not None):
+        return best
+    raise TypeError("best is no step folder")
+
+
+def _write_folder(path: Path, files: dict[str, bytes]) -> None:
+    """Build the folder beside its place, then rename it.
+
+    What is in its place is moved aside and deleted last: at no instant is there neither the old nor the new one.
+    """
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        for name, data in files.items():
+            atomic.write_durable(temporary / name, data)
+        atomic.sync_folder(temporary)
+        if path.exists():
+            atomic.put_in_place(path, _aside(path))
+        atomic.put_in_place(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        settle(path)
+
+
+def _read_tensors(path: Path, name: str, size: int, sha256: str) -> bytes:
+    data = _read_part(path, name, size)
+    if len(data) != size:
+        raise DamagedCheckpoint(path, "size", name)
+    if sha256_bytes(data) != sha256:
+        raise DamagedCheckpoint(path, "hash", name)
+    return data
+
+
+def _read_part(path: Path, name: str, limit: int) -> bytes:
+    try:
+        return read_regular(path / name, limit)
+    except OSError as error:
+        raise DamagedCheckpoint(path, error.strerror or "unreadable", name) from error
