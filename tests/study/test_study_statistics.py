@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quatsphere.errors import ConfigError
-from quatsphere.study.statistics import ENOUGH, Estimate, contrast, mean, pooled_variance, t_cdf, t_quantile
+from quatsphere.study.statistics import OWN_VARIANCE_SEEDS, Estimate, contrast, mean, pooled_variance, t_cdf, t_quantile
 
 GENERATOR = np.random.default_rng(0)
 
@@ -80,7 +80,7 @@ def test_mean_is_the_one_sample_interval() -> None:
     assert found is not None
     oracle = stats.ttest_1samp(list(values.values()), 0).confidence_interval(0.95)
     assert found.interval() == pytest.approx(tuple(oracle))
-    assert (found.least, found.most) == (min(values.values()), max(values.values()))
+    assert (found.minimum, found.maximum) == (min(values.values()), max(values.values()))
 
 
 @pytest.mark.parametrize("value", [-0.8, 0.0, 0.3, 0.97])
@@ -136,14 +136,14 @@ def test_intervals_cover_what_they_say() -> None:
 
 def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
     """Two rows that move together are the paired t-test, however noisy a third one is."""
-    samples = make_samples(2, ENOUGH)
+    samples = make_samples(2, OWN_VARIANCE_SEEDS)
     samples["row1"] = {seed: value + 0.01 * samples["row1"][seed] for seed, value in samples["row0"].items()}
-    samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=ENOUGH))}
+    samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=OWN_VARIANCE_SEEDS))}
     found = contrast(samples, {"row1": 1.0, "row0": -1.0})
     assert found is not None
     oracle = stats.ttest_rel(list(samples["row1"].values()), list(samples["row0"].values()))
     assert found.interval() == pytest.approx(tuple(oracle.confidence_interval(0.95)))
-    fewer = {row: {seed: of[seed] for seed in range(ENOUGH - 1)} for row, of in samples.items()}
+    fewer = {row: {seed: of[seed] for seed in range(OWN_VARIANCE_SEEDS - 1)} for row, of in samples.items()}
     pooled = contrast(fewer, {"row1": 1.0, "row0": -1.0})
     assert pooled is not None
     assert pooled.error > 100 * found.error
@@ -170,7 +170,7 @@ def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
     samples = {"full": full, "uniform": uniform, "transport": transport}
     found = contrast(samples, {"transport": 1.0, "uniform": 10.0, "full": -11.0})
     assert found is not None
-    assert (found.n, found.even, found.seeds_to_clear(0.1)) == (15, False, None)
+    assert (found.n, found.balanced, found.seeds_to_clear(0.1)) == (15, False, None)
     assert found.value == pytest.approx(noise[1, 45:].mean() + 10 * noise[0].mean())
     parts = 45 * np.var(noise[0, :45] / 6, ddof=1), 15 * np.var(noise[0, 45:] / 6 + noise[1, 45:] / 15, ddof=1)
     assert found.error**2 == pytest.approx(sum(parts))

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from quatsphere.report import figures as draw
 from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
 from quatsphere.study.claims.rules import difference
-from quatsphere.study.curve import PAPER_IMAGES, Curve, at_one_length, curves
-from quatsphere.study.datasets import title_of
-from quatsphere.study.results import Results
+from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
+from quatsphere.study.paper_tables import paper_changes, paper_values
+from quatsphere.study.results import Record, at_one_length, read_records
+from quatsphere.study.scales import dataset_title
 from quatsphere.study.statistics import Estimate, contrast, mean
-from quatsphere.study.tables import paper_changes, paper_values
 from quatsphere.study.variants import VARIANTS
 
-Record = dict[str, Any]
 COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
 """Variant -> short name in the caption of the costs."""
 
 
 def read_results(folder: str) -> list[Record]:
     """Finished cells of a results folder."""
-    results = Results(folder)
-    results.require()
-    return [record for record in results.finished() if record.get("status") == "finished"]
+    return [record for record in read_records(folder) if record["status"] == "finished"]
 
 
 def length_figures(records: Sequence[Record]) -> Iterator[Drawing]:
@@ -55,9 +51,9 @@ def result_figures(records: Sequence[Record]) -> Iterator[Drawing]:
         cells = [record for record in records if record["dataset"] == dataset]
         suffix = "" if len(datasets) == 1 else f"-{dataset}"
         if rows := ablation_rows(cells, dataset):
-            yield f"ablation{suffix}", draw.ablation_bars(rows, "95 % interval", title_of(dataset))
+            yield f"ablation{suffix}", draw.ablation_bars(rows, "95 % interval", dataset_title(dataset))
         if curves := probe_curves(cells):
-            caption = f"{title_of(dataset)}, mean test accuracy in %"
+            caption = f"{dataset_title(dataset)}, mean test accuracy in %"
             yield f"temperature{suffix}", draw.temperature_probe(curves, caption)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ from quatsphere.report.page import Claim, Picture, Report, Section, Table, Tile,
 from quatsphere.report.run_report import time_text
 from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.curve import at_one_length, rows_by_length
-from quatsphere.study.curve_tables import length_tables
-from quatsphere.study.results import Results
-from quatsphere.study.tables import Tables
+from quatsphere.study.curve import length_tables, rows_by_length
+from quatsphere.study.paper_tables import Tables
+from quatsphere.study.results import Record, at_one_length, read_records
 
-Record = Mapping[str, Any]
 KINDS = {
     "trained": ("Claims that need training", "What our runs say of the paper's statements about trained models."),
     "static": ("Claims that need none", "Arithmetic and geometry, computed from the code at the paper's size."),
@@ -150,9 +148,7 @@ CAPTIONS = {
 
 def write_study_report(folder: Path, page: Path) -> None:
     """The report of a results folder."""
-    results = Results(folder)
-    results.require()
-    records = results.finished()
+    records = read_records(folder)
     shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
     claims = decide(CLAIMS, shown)
@@ -175,4 +171,4 @@ def study_tables(records: list[dict[str, Any]]) -> list[Table]:
     """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
     by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
     found = [*by_length, *Tables(at_one_length(records)).all()]
-    return [Table(table.title, table.head, table.rows) for table in found if table.name != "seeds"]
+    return [Table(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]

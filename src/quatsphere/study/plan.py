@@ -1,4 +1,4 @@
-"""Plans: which rows, on which data, with which seeds, at which scale; a cell is one of each and has one RunConfig."""
+"""Plans: rows, data sets, seeds and a scale; a cell is one combination of them with its RunConfig."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, get_args, get_type_hints
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
 from quatsphere.errors import ConfigError
 from quatsphere.models import MODELS, build_model
-from quatsphere.study.scales import SCALES, Scale, place_of
-from quatsphere.study.variants import find_variant, settle
+from quatsphere.study.scales import SCALES, Scale, data_location
+from quatsphere.study.variants import find_variant, resolve_change
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows on one data set, each with all of these seeds; earlier blocks run first within a seed."""
+    """Rows on one data set, each with all seeds; within a seed, earlier blocks run first."""
 
     dataset: str
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
     epochs: int | None = None
-    """Length of the run; none takes the scale's. Cells of a given length have it in their name."""
+    """Length of the run; None for the scale's. A length given here is part of the cell's name."""
     stage: int = 0
     """All cells of a stage run before the next stage begins."""
 
@@ -94,7 +94,7 @@ PLANS: dict[str, Plan] = {
     "precision": Plan("bf16 against fp32, lite", "lite", (
         Block("cifar10", ("full", "attention", *PRECISION), FIVE),
     )),
-    "tuning": Plan("the rate search before plan curve, one start per rate: --set optim.peak_lr=X", "curve", (
+    "tuning": Plan("learning-rate search before plan curve, once per rate: --set optim.peak_lr=X", "curve", (
         Block("cifar10", ("linear", "attention", "flat", "full", "resnet20"), (1001,), epochs=2),
     )),
     "curve": Plan("contrasts against the length of training (docs/protocol.md)", "curve", (
@@ -116,7 +116,7 @@ PLANS: dict[str, Plan] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One row on one data set with one seed, and everything that follows from that."""
+    """One row on one data set with one seed, and its configuration."""
 
     dataset: str
     variant: str
@@ -126,7 +126,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Stable and readable: data set, row, length where the plan has several, seed."""
+        """Name of the cell: data set, row, length if the plan has several, seed."""
         return cell_id(self.dataset, self.variant, self.seed, self.epochs)
 
 
@@ -144,20 +144,27 @@ def plan_cells(
     data_root: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Cell]:
-    """The cells of a plan, all rows at the first seed first; `seeds` replaces the plan's, `only` are globs of ids.
+    """Cells of a plan in the order they run: all rows with the first seed, then the second, and so on.
 
-    `settings` change the scale before a row changes its own fields. Rows that change nothing here are left out.
+    Args:
+        plan: one of PLANS.
+        seeds: replace the plan's.
+        only: globs of cell ids or rows to keep.
+        data_root: folder with the data.
+        settings: `group.field` -> value, applied to the scale before a row changes its own fields.
+
+    Rows that change nothing at this scale are left out.
     """
-    wanted = [
+    keyed = [
         (block.stage, position, index, row, seed)
         for index, block in enumerate(plan.blocks)
         for row in block.rows
         for position, seed in enumerate(dict.fromkeys(block.seeds if seeds is None else seeds))
     ]
-    ordered = sorted(wanted, key=lambda item: item[:3])
+    ordered = sorted(keyed, key=lambda item: item[:3])
     blocks = plan.blocks
     names = [(blocks[index].dataset, row, seed, blocks[index].epochs) for *_, index, row, seed in ordered]
-    chosen = [name for name in names if is_chosen(name, only)]
+    chosen = [name for name in names if _matches(name, only)]
     if not chosen:
         raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
     scale = SCALES[plan.scale]
@@ -169,11 +176,22 @@ def plan_cells(
 
     cells = [Cell(*name[:3], config_of(*name), name[3]) for name in chosen]
     references = [config_of(c.dataset, find_variant(c.variant).reference, c.seed, c.epochs) for c in cells]
-    return [cell for cell, reference in zip(cells, references, strict=True) if not is_idle(cell, reference)]
+    return [
+        cell
+        for cell, reference in zip(cells, references, strict=True)
+        if cell.config != reference or not find_variant(cell.variant).changes
+    ]
+
+
+def find_plan(name: str) -> Plan:
+    """Return the plan of a name, or raise ConfigError."""
+    if name not in PLANS:
+        raise ConfigError(f"unknown plan {name!r}; choose one of {', '.join(PLANS)}")
+    return PLANS[name]
 
 
 def reference_of(cell: Cell, plan: Plan, settings: Mapping[str, Any] | None = None) -> Cell:
-    """The cell that a cell is compared with: same data, same seed."""
+    """Return the cell that a cell is compared with: same data, same seed."""
     row = find_variant(cell.variant).reference
     given = {"train.epochs": cell.config.train.epochs, **(settings or {})}
     config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=given)
@@ -181,28 +199,23 @@ def reference_of(cell: Cell, plan: Plan, settings: Mapping[str, Any] | None = No
     return Cell(cell.dataset, row, cell.seed, config, cell.epochs)
 
 
-def is_idle(cell: Cell, reference: RunConfig) -> bool:
-    """Whether a row changes nothing at this scale: what it removes is off already."""
-    return bool(find_variant(cell.variant).changes) and cell.config == reference
-
-
-def is_chosen(name: tuple[str, str, int, int | None], only: Sequence[str]) -> bool:
-    """Whether one of the globs fits the cell's id or its row; no globs choose everything."""
+def _matches(name: tuple[str, str, int, int | None], only: Sequence[str]) -> bool:
+    """Whether one of the globs matches the cell's id or its row; without globs every cell matches."""
     return not only or any(fnmatchcase(cell_id(*name), glob) or fnmatchcase(name[1], glob) for glob in only)
 
 
 def cell_config(
     scale: Scale, dataset: str, row: str, seed: int, *, data_root: str | None, settings: Mapping[str, Any]
 ) -> RunConfig:
-    """A row's configuration: the scale's preset for its model, data set and schedule, then what the row changes."""
+    """Configuration of a row: the scale's preset for its model, data set and schedule, then the row's changes."""
     variant = find_variant(row)
     changed = frozenset(settings.items())
     base = base_settings(scale, dataset, variant.model, changed)
     qsv = full_model(scale, dataset, changed)
     matched = {"model.budget": parameter_count(qsv)} if variant.model == "attention" else {}
-    changes = {key: settle(key, value, base, qsv) for key, value in variant.changes.items()}
-    place = place_of(dataset, data_root)
-    return make_config({**base, **matched, **changes, "train.seed": seed, "data.root": place})
+    changes = {key: resolve_change(key, value, base, qsv) for key, value in variant.changes.items()}
+    location = data_location(dataset, data_root)
+    return make_config({**base, **matched, **changes, "train.seed": seed, "data.root": location})
 
 
 Settings = frozenset[tuple[str, Any]]
@@ -210,7 +223,7 @@ Settings = frozenset[tuple[str, Any]]
 
 @functools.cache
 def base_settings(scale: Scale, dataset: str, model: str, settings: Settings = frozenset()) -> Mapping[str, Any]:
-    """Every setting of a model at a scale on a data set, before any row changes one: `group.field` -> value."""
+    """All settings of a model at a scale on a data set, before a row changes any: `group.field` -> value."""
     preset = {f"{group}.{name}": value for group, part in scale.presets[model].items() for name, value in part.items()}
     given = {**preset, **scale.settings, **scale.datasets[dataset], **dict(settings)}
     return flat_settings(make_config({**given, "model.name": model}, lenient=True))
@@ -218,7 +231,7 @@ def base_settings(scale: Scale, dataset: str, model: str, settings: Settings = f
 
 @functools.cache
 def full_model(scale: Scale, dataset: str, settings: Settings) -> QSVConfig:
-    """The full QSV of a scale and data set: the model whose parameters are the baselines' budget."""
+    """Full QSV of a scale and data set; its number of parameters is the budget of the baselines."""
     config = make_config(base_settings(scale, dataset, "qsv", settings)).model
     assert isinstance(config, QSVConfig)
     return config
@@ -226,12 +239,12 @@ def full_model(scale: Scale, dataset: str, settings: Settings) -> QSVConfig:
 
 @functools.cache
 def parameter_count(config: QSVConfig) -> int:
-    """Parameters of a model."""
+    """Number of parameters of a QSV."""
     return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 
 def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunConfig:
-    """The RunConfig of `group.field` -> value; `lenient` leaves out what only other models have or can take."""
+    """Build a RunConfig from `group.field` -> value; `lenient` drops fields and choices that only other models have."""
     name = settings["model.name"]
     kinds = {"data": DataConfig, "model": MODELS[name][0], "optim": OptimConfig, "train": TrainConfig}
     groups: dict[str, dict[str, Any]] = {group: {} for group in kinds}
@@ -240,13 +253,13 @@ def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunCon
         known = group in kinds and setting in {f.name for f in fields(kinds[group])}
         if not known and not (lenient and group == "model" and setting in EVERY_MODEL_FIELD):
             raise ConfigError(f"unknown setting {key!r}; see 'quatsphere train --help'")
-        if known and not (lenient and group == "model" and is_foreign(name, setting, value)):
+        if known and not (lenient and group == "model" and _is_foreign(name, setting, value)):
             groups[group][setting] = value
     return RunConfig(**{group: kind(**groups[group]) for group, kind in kinds.items()})
 
 
-def is_foreign(model: str, setting: str, value: Any) -> bool:
-    """Whether a model cannot make a choice that another model's field of the same name has."""
+def _is_foreign(model: str, setting: str, value: Any) -> bool:
+    """Whether a value is a choice that only other models' fields of the same name have."""
     choices = {name: get_args(get_type_hints(kind).get(setting)) for name, (kind, _) in MODELS.items()}
     return value not in choices[model] and any(value in others for others in choices.values())
 
