@@ -9,7 +9,7 @@ import pytest
 
 from quatsphere.errors import QuatsphereError
 from quatsphere.study.runner import Outcome, StudyObserver
-from quatsphere.study.worker import Request, train_cell
+from quatsphere.study.worker import CellRequest, train_cell
 
 
 class InProcessLauncher:
@@ -20,7 +20,7 @@ class InProcessLauncher:
     def __init__(self) -> None:
         self.trained: list[str] = []
 
-    def run(self, requests: Sequence[Request], observer: StudyObserver) -> Iterator[Outcome]:
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
         for request in requests:
             self.trained.append(request.id)
             observer.started(request.id)

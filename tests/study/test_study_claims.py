@@ -14,8 +14,8 @@ from scipy import stats
 
 from quatsphere.study.claims import CLAIMS, STATIC, TRAINED, Claim, decide
 from quatsphere.study.claims.claim import MinDecay, MinEpochs, PaperSize
-from quatsphere.study.claims.evidence import METRICS, Evidence, decay_sum, roughness
-from quatsphere.study.claims.rules import Contrast, LiesBetween, difference, equivalent, ranks
+from quatsphere.study.claims.evidence import CELL_METRICS, Evidence, decay_sum, roughness
+from quatsphere.study.claims.rules import Contrast, LiesBetween, average_ranks, difference, equivalent
 from quatsphere.study.variants import VARIANTS
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -279,7 +279,7 @@ def test_claims_by_seed() -> None:
     assert verdict("seeds.full", whole)["verdict"] == "holds"
     assert verdict("seeds.full", make_records({"full": (85.9, 86.0, 80.0)}, scale="paper"))["verdict"] == "fails"
     assert verdict("best", whole)["ours"] == pytest.approx(86.0)
-    assert ranks([3.0, 1.0, 1.0, 2.0]) == [4.0, 1.5, 1.5, 3.0]
+    assert average_ranks([3.0, 1.0, 1.0, 2.0]) == [4.0, 1.5, 1.5, 3.0]
     classes = {name: 0.1 * place for place, name in enumerate(whole[0]["per_class"])}
     ordered = [make_record("full", seed, 50.0, per_class=classes) for seed in (42, 1, 2)]
     assert verdict("classes.stable", ordered)["ours"] == pytest.approx(1.0)
@@ -296,11 +296,11 @@ def test_robustness_is_decided_by_the_worst_row() -> None:
     assert found["why"].startswith("lr_half")
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", CELL_METRICS)
 def test_every_metric_reads_a_row(metric: str) -> None:
     flat = {"energy": [None] * 3, "energy_start": [None] * 3}  # a plane has no Coulomb energy
     for record in (make_record("full", 42, 50.0), make_record("full", 42, 50.0, diagnostics=flat)):
-        value = METRICS[metric](record)
+        value = CELL_METRICS[metric](record)
         assert value is None or math.isfinite(value)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quatsphere.study.curve import (
     CONTRASTS,
     Curve,
-    Point,
+    CurvePoint,
     correctness,
     curves,
     holm_levels,
@@ -91,9 +91,9 @@ def test_holm_levels_reject_what_holm_rejects(p_values: list[float]) -> None:
     assert all(0.05 / len(p_values) <= level <= 0.05 for level in levels)
 
 
-def points(*by_length: list[float], error: float = 0.1) -> tuple[Point, ...]:
+def points(*by_length: list[float], error: float = 0.1) -> tuple[CurvePoint, ...]:
     return tuple(
-        Point(
+        CurvePoint(
             images,
             Estimate(sum(values) / len(values), error, 4.0, len(values)),
             dict(enumerate(values)),

@@ -51,7 +51,7 @@ SET = ("--set", *(f"{key}={value}" for key, value in SHORT.items()))
 ROWS = ("full", "transport_identity", "both_off")
 
 
-def start(folder: Path, worker: tuple[str, ...] = runner.WORKER, *words: str) -> int:
+def start(folder: Path, worker: tuple[str, ...] = runner.WORKER_COMMAND, *words: str) -> int:
     """`quatsphere study run smoke` in a fork: importing torch again would take seconds."""
     pid = os.fork()
     if pid:
@@ -62,7 +62,7 @@ def start(folder: Path, worker: tuple[str, ...] = runner.WORKER, *words: str) ->
         os.dup2(log, 2)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        runner.WORKER = worker
+        runner.WORKER_COMMAND = worker
         code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2", *SET, *words])
     except BaseException:
         traceback.print_exc()

@@ -13,7 +13,7 @@ from quatsphere.cli import main
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.results import Results
 from quatsphere.study.runner import require_same_settings, run_plan
-from quatsphere.study.verify import NOISE, compare, inconsistencies
+from quatsphere.study.verify import NOISE, compare_records, inconsistencies
 from quatsphere.train.evaluation import pack_indices, unpack_indices
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -57,9 +57,9 @@ def test_on_another_processor_the_accuracy_decides(results: Results) -> None:
     assert stored is not None
     low, high = stored["test_accuracy"] - NOISE, stored["test_accuracy"] + NOISE
     other = {**stored, "processor": "another", "weights_sha256": "0" * 64}
-    assert compare(stored, other)["verified"]
-    assert not compare(stored, {**other, "test_accuracy": high + 0.01})["verified"]
-    assert not compare(stored, {**other, "test_accuracy": low - 0.01})["verified"]
+    assert compare_records(stored, other)["verified"]
+    assert not compare_records(stored, {**other, "test_accuracy": high + 0.01})["verified"]
+    assert not compare_records(stored, {**other, "test_accuracy": low - 0.01})["verified"]
 
 
 def test_numbers_that_disagree_are_named(results: Results, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from quatsphere.cli.options import Options, at_least
 from quatsphere.errors import CheckpointError, ConfigError, QuatsphereError
 
-EPILOG = """\
+_EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
 quatsphere study run lite --results DIR --data-root FOLDER
 quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
@@ -27,7 +27,7 @@ def run(words: list[str]) -> int:
     parser = Options(
         prog="quatsphere study",
         description=__doc__,
-        epilog=EPILOG,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
     check.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
     _add_data_root(check)
 
-    start = add("run", run_plan, "train the unfinished cells of a plan; it can be killed and started again at any time")
+    start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
     start.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
     start.add_argument("--results", required=True, metavar="DIR", help="folder for the results")
     start.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that match, e.g. full")
@@ -160,7 +160,7 @@ def _check_results(folder: str) -> int:
     return 0
 
 
-def run_plan(options: argparse.Namespace) -> int:
+def train_plan(options: argparse.Namespace) -> int:
     """Train the unfinished cells of a plan; fail at the end if a cell failed."""
     from quatsphere.report.study_display import StudyDisplay
     from quatsphere.study import runner
@@ -254,12 +254,12 @@ def measure_cells(options: argparse.Namespace) -> int:
 def show_tables(options: argparse.Namespace) -> int:
     """Print all tables or one."""
     from quatsphere.study.curve import length_tables
-    from quatsphere.study.paper_tables import Tables
+    from quatsphere.study.paper_tables import PaperTables
     from quatsphere.study.results import at_one_length, read_records
-    from quatsphere.study.tables import FORMATS
+    from quatsphere.study.tables import TABLE_FORMATS
 
     records = read_records(options.results)
-    tables = length_tables(records) if options.by == "length" else Tables(at_one_length(records)).all()
+    tables = length_tables(records) if options.by == "length" else PaperTables(at_one_length(records)).all()
     found = {table.name: table for table in tables}
     if options.table is not None and options.table not in found:
         raise ConfigError(f"unknown table {options.table!r}; choose one of {', '.join(found)}")
@@ -267,7 +267,7 @@ def show_tables(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([{"name": t.name, "title": t.title, "head": t.columns, "rows": t.rows} for t in chosen]))
     else:
-        print("\n".join(FORMATS[options.format](table) for table in chosen), end="")
+        print("\n".join(TABLE_FORMATS[options.format](table) for table in chosen), end="")
     return 0
 
 

@@ -12,7 +12,7 @@ from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
 from quatsphere.study.paper_tables import paper_changes, paper_values
 from quatsphere.study.results import Record, at_one_length, read_records
 from quatsphere.study.scales import dataset_title
-from quatsphere.study.statistics import Estimate, contrast, mean
+from quatsphere.study.statistics import Estimate, estimate_contrast, mean
 from quatsphere.study.variants import VARIANTS
 
 COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
@@ -73,7 +73,7 @@ def ablation_rows(records: Sequence[Record], dataset: str) -> list[draw.Ablation
         seeds = found.get(name, {})
         own, is_reference = mean(seeds), name == variant.reference
         if own is not None:
-            change = None if is_reference else contrast(found, difference(name, variant.reference))
+            change = None if is_reference else estimate_contrast(found, difference(name, variant.reference))
             measured_change = None if change is None else measured(change)
             paper = quoted.get((dataset, name)), changes.get((dataset, name))
             rows.append(draw.AblationRow(variant.title, list(seeds.values()), measured(own), measured_change, *paper))
@@ -92,7 +92,11 @@ def costs_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
     """
     cells = [record for record in records if record["dataset"] == "cifar10"]
     found = accuracies(cells)
-    ours = {name: contrast(found, difference(name, "full")) for name in draw.COSTS if {name, "full"} <= found.keys()}
+    ours = {
+        name: estimate_contrast(found, difference(name, "full"))
+        for name in draw.COSTS
+        if {name, "full"} <= found.keys()
+    }
     known = {name: change for name, change in ours.items() if change is not None}
     what = "Costs: change of CIFAR-10 test accuracy in points"
     if known:

@@ -18,7 +18,7 @@ from quatsphere.study.variants import VARIANTS
 from quatsphere.train.evaluation import unpack_indices
 
 Correct = NDArray[np.float64]
-Rows = Mapping[str, Mapping[int, Correct]]
+CorrectByRow = Mapping[str, Mapping[int, Correct]]
 """row -> seed -> correctness of every test image, in points: 100 or 0."""
 
 
@@ -65,7 +65,7 @@ PAPER_IMAGES = 22_500_000
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """A contrast at one length."""
 
     images: int
@@ -80,7 +80,7 @@ class Curve:
     """A contrast at every length, its slope per factor e of images, and the verdicts."""
 
     contrast: LengthContrast
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     levels: tuple[float, ...]
     """Significance level of each point after Holm's adjustment."""
     slope: Estimate | None
@@ -91,7 +91,7 @@ class Curve:
         return tuple(verdict(self.contrast, p.estimate, a) for p, a in zip(self.points, self.levels, strict=True))
 
     @property
-    def deciding(self) -> tuple[Point, ...]:
+    def deciding(self) -> tuple[CurvePoint, ...]:
         """The two longest lengths with at least three seeds."""
         return tuple(p for p in self.points if p.estimate.n >= MIN_SEEDS)[-2:]
 
@@ -138,7 +138,7 @@ def correctness(record: Record) -> Correct:
     return 100.0 * (unpack_indices(record["predictions"]) == labels)
 
 
-def points_of(contrast: LengthContrast, lengths: Mapping[int, Rows]) -> list[Point]:
+def points_of(contrast: LengthContrast, lengths: Mapping[int, CorrectByRow]) -> list[CurvePoint]:
     """Points of a contrast at all lengths where its rows share a seed, with one seed variance for all lengths."""
     tables = {images: _contributions(contrast, rows) for images, rows in lengths.items()}
     found = {images: table for images, table in tables.items() if table}
@@ -149,20 +149,20 @@ def points_of(contrast: LengthContrast, lengths: Mapping[int, Rows]) -> list[Poi
     return [_point(images, table, variance, freedom) for images, table in found.items()]
 
 
-def _contributions(contrast: LengthContrast, rows: Rows) -> dict[int, Correct]:
+def _contributions(contrast: LengthContrast, rows: CorrectByRow) -> dict[int, Correct]:
     """seed -> contribution of every test image to the contrast, for the seeds that all rows have."""
     weights = contrast.weights.items()
     seeds = sorted(set.intersection(*({*rows.get(row, {})} for row in contrast.weights)))
     return {seed: sum((w * rows[row][seed] for row, w in weights), np.zeros(())) for seed in seeds}
 
 
-def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: int) -> Point:
+def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: int) -> CurvePoint:
     shares = np.stack(list(table.values()))
     by_seed = dict(zip(table, shares.mean(1).tolist(), strict=True))
     error = math.sqrt(variance / len(table) + image_variance(shares)) if freedom else math.nan
     ends = min(by_seed.values()), max(by_seed.values())
     estimate = Estimate(float(shares.mean()), error, freedom, len(table), *ends)
-    return Point(images, estimate, by_seed, math.sqrt(image_variance(shares)))
+    return CurvePoint(images, estimate, by_seed, math.sqrt(image_variance(shares)))
 
 
 def image_variance(shares: NDArray[np.float64]) -> float:
@@ -225,7 +225,7 @@ def p_value(contrast: LengthContrast, estimate: Estimate) -> float:
     return min(1.0, 2 * min(estimate.above(0.0), estimate.below(0.0)))
 
 
-def slope(points: Sequence[Point]) -> Estimate | None:
+def slope(points: Sequence[CurvePoint]) -> Estimate | None:
     """Slope of a contrast per factor e of images, over lengths with three seeds or more, with a block for each seed.
 
     Its interval is over seeds only: the test images are considered fixed.
@@ -340,7 +340,7 @@ def _judged(curve: Curve, images: int) -> str:
     return NONE
 
 
-def _point_text(found: Point | None) -> str:
+def _point_text(found: CurvePoint | None) -> str:
     if found is None:
         return NONE
     return f"{found.estimate.value:+.2f}{_interval(found.estimate, 1.0)}, {found.estimate.n}"

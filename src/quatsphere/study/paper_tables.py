@@ -13,7 +13,7 @@ from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
 from quatsphere.study.results import Record
 from quatsphere.study.scales import STANDS_FOR, dataset_title
-from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, contrast, mean
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean
 from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
 from quatsphere.study.variants import VARIANTS
 
@@ -139,7 +139,7 @@ def paper_changes() -> dict[tuple[str, str], float]:
     return found
 
 
-class Tables:
+class PaperTables:
     """All tables of a set of finished cells."""
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -200,7 +200,7 @@ class Tables:
         samples = self.evidence.samples(self.main, "test")
         rows = []
         for question, weights in CROSSED.items():
-            found = contrast(samples, weights)
+            found = estimate_contrast(samples, weights)
             own = mean(by_seed(samples, weights))
             rows.append(
                 (question, format_estimate(found), format_estimate(own), NONE if found is None else str(found.n))
@@ -243,7 +243,7 @@ class Tables:
         reference = VARIANTS[row].reference
         if row == reference:
             return NONE
-        return format_estimate(contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
+        return format_estimate(estimate_contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
 
     def equal(self, row: str, reference: str) -> str:
         """`yes` or `no` if one-sided tests decide whether the change is within one point, else `open`.

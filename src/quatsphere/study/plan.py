@@ -16,7 +16,7 @@ from quatsphere.study.variants import find_variant, resolve_change
 
 
 @dataclass(frozen=True)
-class Block:
+class PlanBlock:
     """Rows on one data set, each with all seeds; within a seed, earlier blocks run first."""
 
     dataset: str
@@ -29,22 +29,22 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """An ordered list of cells at one scale."""
 
     purpose: str
     scale: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlanBlock, ...]
 
 
-FIVE = (42, 1, 2, 3, 4)
-THREE = (42, 1, 2)
-TWO = (42, 1)
-KERNEL = ("full", "transport_identity", "routing_uniform", "both_off", "attention", "flat")
-LAYOUT = ("qsv_plane", "resample_geometric", "attention_resample_geometric")
-FIELD = ("frozen_random", "attention_value_identity", "flat_value_identity", "resnet20", "attention_wide")
-ROUTING = ("routing_absolute", "routing_geometric", "beta_warm", "beta_frozen")
-STABILITY = (
+FIVE_SEEDS = (42, 1, 2, 3, 4)
+THREE_SEEDS = (42, 1, 2)
+TWO_SEEDS = (42, 1)
+KERNEL_ROWS = ("full", "transport_identity", "routing_uniform", "both_off", "attention", "flat")
+LAYOUT_ROWS = ("qsv_plane", "resample_geometric", "attention_resample_geometric")
+FIELD_ROWS = ("frozen_random", "attention_value_identity", "flat_value_identity", "resnet20", "attention_wide")
+ROUTING_ROWS = ("routing_absolute", "routing_geometric", "beta_warm", "beta_frozen")
+STABILITY_ROWS = (
     "quaternion_adamw",
     "quaternion_annealed",
     "schedule_constant",
@@ -52,64 +52,65 @@ STABILITY = (
     "bound_none",
     "zero_init_off",
 )
-PRECISION = ("bf16", "attention_bf16")
-SWEEP = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong")
-FORMS = ("field_static", "transport_one_sided", "transport_projected", "uniform_projected", "frozen_identity")
-SEAMS = ("plain", "positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none")
-MAIN = ("full", "transport_identity", "routing_uniform", "attention", "flat")
-REST = ("both_off", "attention_value_identity", "flat_value_identity")
-BESIDE = ("resnet20", "frozen_random", "field_static", "transport_projected", "transport_one_sided", "plain")
-LONG = ("quaternion_adamw", "bound_none", "zero_init_off", "repulsion_off", "beta_frozen", "beta_warm")
-LONGEST = ("full", "transport_identity", "beta_warm", "attention", "attention_value_identity")
-CONTROLS = ("transport_lift", "transport_lower", "both_off_mixed", "attention_uniform")
-READINGS = ("stencil_pitch", "network_per_shell", "inner_skip", "pooling_per_head", "self_excluded")
-CIFAR100 = ("full", "transport_identity", "routing_uniform", "attention", "attention_value_identity")
+PRECISION_ROWS = ("bf16", "attention_bf16")
+SWEEP_ROWS = ("lr_half", "lr_double", "quaternion_lr_low", "quaternion_lr_high", "repulsion_strong")
+TRANSPORT_ROWS = ("field_static", "transport_one_sided", "transport_projected", "uniform_projected", "frozen_identity")
+ASYMMETRY_ROWS = ("plain", "positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none")
+MAIN_ROWS = ("full", "transport_identity", "routing_uniform", "attention", "flat")
+SECONDARY_ROWS = ("both_off", "attention_value_identity", "flat_value_identity")
+FURTHER_ROWS = ("resnet20", "frozen_random", "field_static", "transport_projected", "transport_one_sided", "plain")
+LONG_ROWS = ("quaternion_adamw", "bound_none", "zero_init_off", "repulsion_off", "beta_frozen", "beta_warm")
+LONGEST_ROWS = ("full", "transport_identity", "beta_warm", "attention", "attention_value_identity")
+CONTROL_ROWS = ("transport_lift", "transport_lower", "both_off_mixed", "attention_uniform")
+READING_ROWS = ("stencil_pitch", "network_per_shell", "inner_skip", "pooling_per_head", "self_excluded")
+CIFAR100_ROWS = ("full", "transport_identity", "routing_uniform", "attention", "attention_value_identity")
 
-PLANS: dict[str, Plan] = {
-    "paper": Plan(
+PLANS: dict[str, StudyPlan] = {
+    "paper": StudyPlan(
         "every row at the paper's size, for GPU owners",
         "paper",
         (
-            Block("cifar10", (*KERNEL, *FIELD, *ROUTING, *STABILITY), THREE),
-            Block("cifar100", CIFAR100, THREE),
-            Block("cifar10", ("linear", *LAYOUT, *FORMS, *CONTROLS, *SEAMS, *READINGS, *SWEEP, *PRECISION), THREE),
+            PlanBlock("cifar10", (*KERNEL_ROWS, *FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
+            PlanBlock("cifar100", CIFAR100_ROWS, THREE_SEEDS),
+            PlanBlock("cifar10", ("linear", *LAYOUT_ROWS, *TRANSPORT_ROWS, *CONTROL_ROWS), THREE_SEEDS),
+            PlanBlock("cifar10", (*ASYMMETRY_ROWS, *READING_ROWS, *SWEEP_ROWS, *PRECISION_ROWS), THREE_SEEDS),
         ),
     ),
-    "lite": Plan(
+    "lite": StudyPlan(
         "the paper's comparisons at a size that two CPU cores train",
         "lite",
         (
-            Block("cifar10", (*KERNEL, *LAYOUT), FIVE),
-            Block("cifar10", (*FIELD, *ROUTING, *STABILITY), THREE),
-            Block("cifar100-part", ("full", "transport_identity", "routing_uniform"), THREE),
+            PlanBlock("cifar10", (*KERNEL_ROWS, *LAYOUT_ROWS), FIVE_SEEDS),
+            PlanBlock("cifar10", (*FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
+            PlanBlock("cifar100-part", ("full", "transport_identity", "routing_uniform"), THREE_SEEDS),
         ),
     ),
-    "beyond": Plan("forms of transport and the seams of a fair match, lite", "lite", (
-        Block("cifar10", (*FORMS, *SEAMS), THREE),
-        Block("cifar100-part", ("attention", "attention_value_identity"), THREE),
+    "beyond": StudyPlan("other forms of transport, QSV without its asymmetries, lite", "lite", (
+        PlanBlock("cifar10", (*TRANSPORT_ROWS, *ASYMMETRY_ROWS), THREE_SEEDS),
+        PlanBlock("cifar100-part", ("attention", "attention_value_identity"), THREE_SEEDS),
     )),
-    "sweep": Plan("robustness to learning rates, quaternion steps and repulsion, lite", "lite", (
-        Block("cifar10", ("full", *SWEEP, "repulsion_off"), THREE),
+    "sweep": StudyPlan("robustness to learning rates, quaternion steps and repulsion, lite", "lite", (
+        PlanBlock("cifar10", ("full", *SWEEP_ROWS, "repulsion_off"), THREE_SEEDS),
     )),
-    "precision": Plan("bf16 against fp32, lite", "lite", (
-        Block("cifar10", ("full", "attention", *PRECISION), FIVE),
+    "precision": StudyPlan("bf16 against fp32, lite", "lite", (
+        PlanBlock("cifar10", ("full", "attention", *PRECISION_ROWS), FIVE_SEEDS),
     )),
-    "tuning": Plan("learning-rate search before plan curve, once per rate: --set optim.peak_lr=X", "curve", (
-        Block("cifar10", ("linear", "attention", "flat", "full", "resnet20"), (1001,), epochs=2),
+    "tuning": StudyPlan("learning-rate search before plan curve, once per rate: --set optim.peak_lr=X", "curve", (
+        PlanBlock("cifar10", ("linear", "attention", "flat", "full", "resnet20"), (1001,), epochs=2),
     )),
-    "curve": Plan("contrasts against the length of training (docs/protocol.md)", "curve", (
-        Block("cifar10", ("linear", *MAIN, *REST), FIVE, epochs=2, stage=1),
-        Block("cifar10", ("linear", *MAIN, *REST), FIVE, epochs=6, stage=2),
-        Block("cifar10", ("linear", *MAIN), THREE, epochs=18, stage=3),
-        Block("cifar10", REST, THREE, epochs=18, stage=4),
-        Block("cifar10", (*BESIDE, *CONTROLS), THREE, epochs=6, stage=5),
-        Block("cifar10", READINGS, THREE, epochs=6, stage=6),
-        Block("cifar10", LONG, THREE, epochs=18, stage=7),
-        Block("cifar10", LONGEST, TWO, epochs=57, stage=8),
+    "curve": StudyPlan("contrasts against the length of training (docs/protocol.md)", "curve", (
+        PlanBlock("cifar10", ("linear", *MAIN_ROWS, *SECONDARY_ROWS), FIVE_SEEDS, epochs=2, stage=1),
+        PlanBlock("cifar10", ("linear", *MAIN_ROWS, *SECONDARY_ROWS), FIVE_SEEDS, epochs=6, stage=2),
+        PlanBlock("cifar10", ("linear", *MAIN_ROWS), THREE_SEEDS, epochs=18, stage=3),
+        PlanBlock("cifar10", SECONDARY_ROWS, THREE_SEEDS, epochs=18, stage=4),
+        PlanBlock("cifar10", (*FURTHER_ROWS, *CONTROL_ROWS), THREE_SEEDS, epochs=6, stage=5),
+        PlanBlock("cifar10", READING_ROWS, THREE_SEEDS, epochs=6, stage=6),
+        PlanBlock("cifar10", LONG_ROWS, THREE_SEEDS, epochs=18, stage=7),
+        PlanBlock("cifar10", LONGEST_ROWS, TWO_SEEDS, epochs=57, stage=8),
     )),
-    "smoke": Plan("a tiny model on the embedded digits, to test the study itself", "smoke", (
-        Block("digits", ("full", "transport_identity", "both_off"), (1, 2, 3)),
-        Block("digits", ("routing_uniform", "attention"), (1,)),
+    "smoke": StudyPlan("a tiny model on the embedded digits, to test the study itself", "smoke", (
+        PlanBlock("digits", ("full", "transport_identity", "both_off"), (1, 2, 3)),
+        PlanBlock("digits", ("routing_uniform", "attention"), (1,)),
     )),
 }  # fmt: skip
 
@@ -137,7 +138,7 @@ def cell_id(dataset: str, variant: str, seed: int, epochs: int | None = None) ->
 
 
 def plan_cells(
-    plan: Plan,
+    plan: StudyPlan,
     *,
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
@@ -183,14 +184,14 @@ def plan_cells(
     ]
 
 
-def find_plan(name: str) -> Plan:
+def find_plan(name: str) -> StudyPlan:
     """Return the plan of a name, or raise ConfigError."""
     if name not in PLANS:
         raise ConfigError(f"unknown plan {name!r}; choose one of {', '.join(PLANS)}")
     return PLANS[name]
 
 
-def reference_of(cell: Cell, plan: Plan, settings: Mapping[str, Any] | None = None) -> Cell:
+def reference_of(cell: Cell, plan: StudyPlan, settings: Mapping[str, Any] | None = None) -> Cell:
     """Return the cell that a cell is compared with: same data, same seed."""
     row = find_variant(cell.variant).reference
     given = {"train.epochs": cell.config.train.epochs, **(settings or {})}
@@ -218,11 +219,11 @@ def cell_config(
     return make_config({**base, **matched, **changes, "train.seed": seed, "data.root": location})
 
 
-Settings = frozenset[tuple[str, Any]]
+_Settings = frozenset[tuple[str, Any]]
 
 
 @functools.cache
-def base_settings(scale: Scale, dataset: str, model: str, settings: Settings = frozenset()) -> Mapping[str, Any]:
+def base_settings(scale: Scale, dataset: str, model: str, settings: _Settings = frozenset()) -> Mapping[str, Any]:
     """All settings of a model at a scale on a data set, before a row changes any: `group.field` -> value."""
     preset = {f"{group}.{name}": value for group, part in scale.presets[model].items() for name, value in part.items()}
     given = {**preset, **scale.settings, **scale.datasets[dataset], **dict(settings)}
@@ -230,7 +231,7 @@ def base_settings(scale: Scale, dataset: str, model: str, settings: Settings = f
 
 
 @functools.cache
-def full_model(scale: Scale, dataset: str, settings: Settings) -> QSVConfig:
+def full_model(scale: Scale, dataset: str, settings: _Settings) -> QSVConfig:
     """Full QSV of a scale and data set; its number of parameters is the budget of the baselines."""
     config = make_config(base_settings(scale, dataset, "qsv", settings)).model
     assert isinstance(config, QSVConfig)

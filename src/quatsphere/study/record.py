@@ -39,7 +39,7 @@ FROM_RESULT = (
     "predictions",
 )
 """Fields copied from the run's result."""
-SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")
+DIAGNOSED_SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")
 """Sections of the diagnosis that claims need."""
 TRACED_IMAGES = 128
 """Validation images whose traces are diagnosed."""
@@ -109,7 +109,7 @@ def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
         images=TRACED_IMAGES,
         accuracy_images=EVALUATED_IMAGES,
         seed=config.train.seed,
-        only=SECTIONS,
+        only=DIAGNOSED_SECTIONS,
     )
     return summarise_diagnosis(found)
 

@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 """A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""
 AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
 MAX_BYTES = 64 << 20
-FORMAT = 2
+RECORD_FORMAT = 2
 """Format 1 had the configuration inside each cell's file."""
 SEED = "train.seed"
 """The setting that is stored in the record and not in the shared file of settings."""
@@ -90,7 +90,7 @@ class Results:
         text = _to_json({key: value for key, value in record["config"].items() if key != SEED})
         name = _settings_id(text.encode())
         atomic.write_text(self.settings / f"{name}.json", text)
-        values = {**record, "format": FORMAT, "config": name}
+        values = {**record, "format": RECORD_FORMAT, "config": name}
         rounded = {key: _rounded(atomic.finite(value)) for key, value in values.items()}
         atomic.write_text(self.file(cell), _to_json(rounded))
 

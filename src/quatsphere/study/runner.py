@@ -25,11 +25,11 @@ from quatsphere.data import Dataset
 from quatsphere.errors import ConfigError
 from quatsphere.study.plan import Cell, flat_settings, make_config
 from quatsphere.study.results import Record, Results
-from quatsphere.study.worker import Request
+from quatsphere.study.worker import CellRequest
 from quatsphere.train.provenance import MAY_CHANGE
 from quatsphere.train.run import load_data, require_trainable
 
-WORKER = (sys.executable, "-m", "quatsphere.study.worker")
+WORKER_COMMAND = (sys.executable, "-m", "quatsphere.study.worker")
 """Command of a worker process."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 RETRIES = 5
@@ -40,7 +40,7 @@ RETRIES = 5
 class Outcome:
     """Result of a cell: a record, or the reason for its failure in one line."""
 
-    request: Request
+    request: CellRequest
     record: dict[str, Any] | None
     error: str = ""
 
@@ -64,7 +64,7 @@ class Launcher(Protocol):
     jobs: int
     """Number of cells trained at a time."""
 
-    def run(self, requests: Sequence[Request], observer: StudyObserver) -> Iterator[Outcome]:
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
         """Train all cells, in this order as far as resources allow."""
 
 
@@ -150,10 +150,10 @@ def require_data(cells: Sequence[Cell]) -> None:
         require_trainable(config.train, loaded[source])
 
 
-def make_request(cell: Cell, results: Results) -> Request:
+def make_request(cell: Cell, results: Results) -> CellRequest:
     """Request to a worker process."""
     run = str(results.run(cell.id).path.absolute())
-    return Request(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
+    return CellRequest(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
 
 
 def make_launcher(name: str, jobs: int | None, threads: int | None) -> Launcher:
@@ -175,7 +175,7 @@ class LocalLauncher:
         self.slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.workers = WorkerPool()
 
-    def run(self, requests: Sequence[Request], observer: StudyObserver) -> Iterator[Outcome]:
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
         """Yield outcomes; closing the generator makes the running cells save and stop."""
         for slot in range(self.jobs):
             self.slots.put(slot)
@@ -190,7 +190,7 @@ class LocalLauncher:
                     future.cancel()
                 self.workers.stop()
 
-    def _run_cell(self, request: Request, observer: StudyObserver) -> Outcome:
+    def _run_cell(self, request: CellRequest, observer: StudyObserver) -> Outcome:
         """Train one cell on a free slot."""
         slot = self.slots.get()
         observer.started(request.id)
@@ -237,7 +237,7 @@ def _close_stdin(worker: subprocess.Popen[str]) -> None:
 
 
 def run_worker(
-    request: Request,
+    request: CellRequest,
     progress: Callable[[int, int, float], None],
     environment: dict[str, str] | None = None,
     workers: WorkerPool | None = None,
@@ -249,7 +249,7 @@ def run_worker(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as errors:
         worker = subprocess.Popen(
-            WORKER,
+            WORKER_COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -289,7 +289,7 @@ class RayLauncher:
         self.gpus = int(resources.get("GPU", 0))
         self.jobs = self.gpus or max(1, int(resources.get("CPU", 1)))
 
-    def run(self, requests: Sequence[Request], observer: StudyObserver) -> Iterator[Outcome]:
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
         """Yield outcomes; closing the generator cancels the remaining tasks."""
         waiting = {self._submit(request): request for request in requests}
         try:
@@ -300,13 +300,13 @@ class RayLauncher:
             for task in waiting:
                 self.ray.cancel(task, force=True)
 
-    def _submit(self, request: Request) -> Any:
+    def _submit(self, request: CellRequest) -> Any:
         """Queue one cell with the number of threads it needs."""
         cpus = request.settings.get("train.threads") or 1
         task = self.ray.remote(num_cpus=cpus, num_gpus=1 if self.gpus else 0, max_retries=RETRIES)(_run_on_node)
         return task.remote(asdict(request))
 
-    def _collect(self, task: Any, request: Request) -> Outcome:
+    def _collect(self, task: Any, request: CellRequest) -> Outcome:
         """Outcome of a finished task, or of one whose node died too often."""
         try:
             record, error = self.ray.get(task)
@@ -317,5 +317,5 @@ class RayLauncher:
 
 def _run_on_node(request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Run the usual worker process on a node; it ends when Ray's own process does."""
-    outcome = run_worker(Request(**request), lambda done, total, speed: None)
+    outcome = run_worker(CellRequest(**request), lambda done, total, speed: None)
     return outcome.record, outcome.error

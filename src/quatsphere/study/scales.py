@@ -10,14 +10,14 @@ from typing import Any
 from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
 from quatsphere.data.cache import places
 
-Groups = Mapping[str, Mapping[str, Any]]
+_PresetGroups = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Scale:
     """Settings that a row starts from."""
 
-    presets: Mapping[str, Groups]
+    presets: Mapping[str, _PresetGroups]
     """model -> preset."""
     datasets: Mapping[str, Mapping[str, Any]]
     """data set -> its settings: name, shape, schedule."""
@@ -35,9 +35,9 @@ ARCHIVES = {"cifar100-part": "cifar100-part.zip"}
 TRAIN_IMAGES = {"cifar10": 45_000, "cifar100": 45_000, "cifar100-part": 9_000, "digits": 1_295}
 """Number of training images without the validation part, for estimates of training time."""
 
-CIFAR10 = {"data.name": "cifar10", "model.image_size": 32, "model.in_channels": 3, "model.num_classes": 10}
-CIFAR100 = {**CIFAR10, "data.name": "cifar100", "model.num_classes": 100, "optim.repulsion_neighbours": 16}
-DIGITS = {"data.name": "digits", "model.image_size": 8, "model.in_channels": 1, "model.num_classes": 10}
+_CIFAR10 = {"data.name": "cifar10", "model.image_size": 32, "model.in_channels": 3, "model.num_classes": 10}
+_CIFAR100 = {**_CIFAR10, "data.name": "cifar100", "model.num_classes": 100, "optim.repulsion_neighbours": 16}
+_DIGITS = {"data.name": "digits", "model.image_size": 8, "model.in_channels": 1, "model.num_classes": 10}
 
 LITE_SCHEDULE = {"train.epochs": 5, "data.train_limit": 8_000, "data.val_fraction": 0.04}
 """40,000 images seen, two to three minutes on one core: short cells, so that many seeds are possible."""
@@ -64,7 +64,7 @@ SMOKE: dict[str, dict[str, Any]] = {
 """Two epochs of all digits, two seconds per cell; the full model reaches about 73 %, chance is 10 %."""
 SMOKE_SHELLS: dict[str, Any] = {"base_vertices": 16, "shells": 2, "plane_rows": 4, "neighbours": 4}
 
-LITE_MODELS: dict[str, Groups] = {
+LITE_MODELS: dict[str, _PresetGroups] = {
     "qsv": {**PRESETS["lite"], "model": {**PRESETS["lite"]["model"], **LITE_SIZE}},
     "attention": PRESETS["lite-attention"],
     "resnet20": {**PRESETS["lite-resnet20"], "model": {"name": "resnet20", "width": LITE_WIDTH}},
@@ -73,7 +73,7 @@ LITE_MODELS: dict[str, Groups] = {
 
 CURVE_RATES = {"attention": 4e-3, "resnet20": 4e-3}
 """Peak learning rates found by the search of docs/protocol.md; the other models keep 2e-3."""
-CURVE_MODELS: dict[str, Groups] = {
+CURVE_MODELS: dict[str, _PresetGroups] = {
     name: {**groups, "optim": {**groups["optim"], "peak_lr": CURVE_RATES.get(name, groups["optim"]["peak_lr"])}}
     for name, groups in LITE_MODELS.items()
 }
@@ -86,14 +86,14 @@ SCALES: dict[str, Scale] = {
             "resnet20": PRESETS["paper-resnet20"],
             "linear": PRESETS["paper-linear"],
         },
-        {"cifar10": CIFAR10, "cifar100": CIFAR100},
+        {"cifar10": _CIFAR10, "cifar100": _CIFAR100},
     ),
     "lite": Scale(
         LITE_MODELS,
-        {"cifar10": {**CIFAR10, **LITE_SCHEDULE}, "cifar100-part": {**CIFAR100, **PART_SCHEDULE}},
+        {"cifar10": {**_CIFAR10, **LITE_SCHEDULE}, "cifar100-part": {**_CIFAR100, **PART_SCHEDULE}},
         {"train.threads": 1},
     ),
-    "curve": Scale(CURVE_MODELS, {"cifar10": CIFAR10}, CURVE_SETTINGS),
+    "curve": Scale(CURVE_MODELS, {"cifar10": _CIFAR10}, CURVE_SETTINGS),
     "smoke": Scale(
         {
             "qsv": {
@@ -104,7 +104,7 @@ SCALES: dict[str, Scale] = {
             "resnet20": {**SMOKE, "model": {"name": "resnet20", "width": 4}},
             "linear": {**SMOKE, "model": {"name": "linear", "base_vertices": 16}},
         },
-        {"digits": DIGITS},
+        {"digits": _DIGITS},
         {"train.threads": 1},
     ),
 }

@@ -98,7 +98,7 @@ def pooled_variance(samples: Samples) -> tuple[float, int]:
     return float(np.square(values - design @ solution).sum()) / freedom, freedom
 
 
-def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
+def estimate_contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
     """Σ weight * row; weights sum to zero, so the seeds' effects cancel.
 
     A difference has weights 1 and -1, an interaction 1, -1, -1, 1. With few seeds the sum is over those that all rows

@@ -63,7 +63,7 @@ def comma_separated(table: Table) -> str:
     return buffer.getvalue()
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+TABLE_FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 
 
 def format_number(value: Any) -> str:

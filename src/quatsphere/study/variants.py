@@ -65,8 +65,8 @@ OTHER_POSITIONS = AllowedStateChange(reinitialises=("layout.shells.*.positions",
 NO_VALUE = AllowedStateChange(removes=("*.attention.value.*",))
 CROSS_BETA = ("cross.*.routing.beta_logit",)
 STEPS = ("within", "cross.*", "rounds.*")
-NO_AUXILIARIES = {"train.smoothness": 0.0, "train.head_diversity": 0.0, "train.beta_penalty": 0.0}
-NO_DROPOUT = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0}
+AUXILIARIES_OFF = {"train.smoothness": 0.0, "train.head_diversity": 0.0, "train.beta_penalty": 0.0}
+DROPOUT_OFF = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0}
 NO_ASYMMETRY = {"model.positions": "frozen", "model.rounds": 0, "model.pooling": "mean"}
 
 VARIANTS: dict[str, Variant] = {
@@ -157,8 +157,8 @@ VARIANTS: dict[str, Variant] = {
     "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, state=FROZEN_POSITIONS),
     "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, state=NO_ROUNDS),
     "pooling_mean": Variant("Mean pooling", {"model.pooling": "mean"}),
-    "dropout_none": Variant("No dropout", NO_DROPOUT),
-    "auxiliaries_none": Variant("No auxiliary losses", NO_AUXILIARIES),
+    "dropout_none": Variant("No dropout", DROPOUT_OFF),
+    "auxiliaries_none": Variant("No auxiliary losses", AUXILIARIES_OFF),
     "bf16": Variant("QSV, matrix products in bf16", {"train.precision": "bf16"}),
     "attention_bf16": Variant(
         "Attention, matrix products in bf16", {"train.precision": "bf16"}, "attention", "attention"
@@ -177,7 +177,7 @@ VARIANTS: dict[str, Variant] = {
     "self_excluded": Variant("Self no neighbour", {"model.self_neighbour": False}),
     "plain": Variant(
         "QSV without its asymmetries",
-        {**NO_ASYMMETRY, **NO_DROPOUT, **NO_AUXILIARIES},
+        {**NO_ASYMMETRY, **DROPOUT_OFF, **AUXILIARIES_OFF},
         state=AllowedStateChange(removes=(*NO_ROUNDS.removes, *FROZEN_POSITIONS.removes)),
     ),
 }

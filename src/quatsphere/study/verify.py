@@ -36,10 +36,10 @@ def retrain(
     config = make_config({**record["config"], "data.root": data_location(record["dataset"], data_root)})
     result = train(config, run_dir, Choices(resume=True), reporter)
     identity = {key: record[key] for key in ("cell", "dataset", "variant", "seed")}
-    return compare(record, finished_record(identity, config, RunFolder(run_dir), result))
+    return compare_records(record, finished_record(identity, config, RunFolder(run_dir), result))
 
 
-def compare(stored: Record, again: Record) -> dict[str, Any]:
+def compare_records(stored: Record, again: Record) -> dict[str, Any]:
     """Compare weights by hash, accuracy within the noise of a cell, predictions image by image."""
     low, high = stored["test_accuracy"] - NOISE, stored["test_accuracy"] + NOISE
     alike = stored["versions"]["torch"] == again["versions"]["torch"]
@@ -61,7 +61,7 @@ def compare(stored: Record, again: Record) -> dict[str, Any]:
 
 
 def describe_comparison(found: Record) -> str:
-    """Result of `compare` as a few lines of text."""
+    """Result of `compare_records` as a few lines of text."""
     stored, again = found["test_accuracy"]
     low, high = found["interval"]
     if found["same_weights"]:

@@ -35,7 +35,7 @@ PROGRESS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
+class CellRequest:
     """A cell to train: its identity, its settings as `group.field` -> value, and its run folder."""
 
     id: str
@@ -80,7 +80,7 @@ def send(message: dict[str, Any]) -> None:
         print(json.dumps(message), file=sys.__stdout__, flush=True)
 
 
-def train_cell(request: Request, reporter: Reporter | None = None) -> dict[str, Any]:
+def train_cell(request: CellRequest, reporter: Reporter | None = None) -> dict[str, Any]:
     """Train or resume a cell, or find it finished, and return its record."""
     config = make_config(request.settings)
     run = RunFolder(request.run)
@@ -132,7 +132,7 @@ def stop_with_parent() -> None:
 def main() -> int:
     """Serve one request: progress, then `record` or `error`."""
     keep_freed_memory()
-    request = Request(**json.loads(sys.stdin.readline()))
+    request = CellRequest(**json.loads(sys.stdin.readline()))
     sys.stdout = sys.stderr  # output of libraries belongs in the log
     stop_with_parent()
     try:

@@ -41,7 +41,7 @@ def tracking(record: Record) -> float | None:
     return statistics.correlation(*zip(*pairs, strict=True)) if len(pairs) > 2 and varies else None
 
 
-def drift(record: Record) -> float | None:
+def field_drift(record: Record) -> float | None:
     """Mean angle in radians between the base quaternions and their initial values."""
     angles = _diagnostic(record, "drift")
     return statistics.mean(angles) if angles else None
@@ -155,7 +155,7 @@ def _through_training(record: Record, name: str) -> list[float]:
     return [value for steps in record["trajectory"][name] for value in _shells(record, steps)]
 
 
-METRICS: dict[str, Callable[[Record], float | None]] = {
+CELL_METRICS: dict[str, Callable[[Record], float | None]] = {
     "test": lambda record: 100 * record["test_accuracy"],
     "val": lambda record: 100 * record["val_accuracy"],
     "train": lambda record: 100 * record["trajectory"]["train_accuracy"][-1],
@@ -166,7 +166,7 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "roughness": roughness,
     "falling": falling_share,
     "tracking": tracking,
-    "drift": drift,
+    "drift": field_drift,
     "orientation_change": orientation_change,
     "beta_change": beta_change,
     "concentration": concentration,
@@ -182,7 +182,7 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
 ACCURACIES = ("test", "val", "train")
 """Metrics whose variance is pooled over all rows; for other metrics only the compared rows are used."""
 
-LISTS: dict[str, Callable[[Record], list[float]]] = {
+CELL_LISTS: dict[str, Callable[[Record], list[float]]] = {
     "entropy": lambda record: _through_training(record, "routing_entropy"),
     "peak": lambda record: _through_training(record, "routing_peak"),
     "orientation": lambda record: _shells(record, _diagnostic(record, "orientation_spread")),
@@ -230,14 +230,14 @@ class Evidence:
     def _collect(self, name: str, metric: str) -> Samples:
         found: dict[str, dict[int, float]] = {}
         for record in self.records:
-            value = METRICS[metric](record) if record["dataset"] == name else None
+            value = CELL_METRICS[metric](record) if record["dataset"] == name else None
             if value is not None:
                 found.setdefault(record["variant"], {})[record["seed"]] = value
         return found
 
     def lists(self, dataset: str, row: str, metric: str) -> dict[int, list[float]]:
         """seed -> one value per step or shell."""
-        found = {seed: LISTS[metric](record) for seed, record in self.row_records(dataset, row).items()}
+        found = {seed: CELL_LISTS[metric](record) for seed, record in self.row_records(dataset, row).items()}
         return {seed: values for seed, values in found.items() if values}
 
     def diverged_count(self, dataset: str, row: str) -> int:

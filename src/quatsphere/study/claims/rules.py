@@ -13,7 +13,7 @@ from itertools import combinations
 
 from quatsphere.study.claims.claim import Finding, Number
 from quatsphere.study.claims.evidence import ACCURACIES, Evidence
-from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, by_seed, contrast, mean
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, by_seed, estimate_contrast, mean
 
 SEVERITY = ("fails", "undecided", "holds")
 """Verdicts, worst first."""
@@ -41,7 +41,7 @@ class Contrast:
             return mean(by_seed(samples, self.weights))
         if self.metric not in ACCURACIES:
             samples = {row: samples[row] for row in self.weights if row in samples}
-        return contrast(samples, self.weights)
+        return estimate_contrast(samples, self.weights)
 
     def no_data(self, evidence: Evidence) -> Finding:
         """Finding for rows without a common seed."""
@@ -348,14 +348,14 @@ class StableClassOrder:
         """Compare the smallest correlation with the limit."""
         records = evidence.row_records("cifar10", self.row).values()
         classes = [list(record.get("per_class", {}).values()) for record in records]
-        orders = [ranks(values) for values in classes if None not in values and len(set(values)) > 1]
+        orders = [average_ranks(values) for values in classes if None not in values and len(set(values)) > 1]
         if len(orders) < MIN_SEEDS:
             return _seedwise(False, len(orders), None)
         smallest = min(statistics.correlation(one, other) for one, other in combinations(orders, 2))
         return _seedwise(smallest > self.limit, len(orders), smallest)
 
 
-def ranks(values: Sequence[float]) -> list[float]:
+def average_ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1 for the smallest; equal values share the mean of their ranks."""
     return [1 + sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
