@@ -50,9 +50,21 @@ def spell_type(kind: Any) -> str:
     return " or ".join(SPELLED.get(part, str(part)) for part in parts)
 
 
+UNREGISTERED = "; register a rule of your own first: import its module, or pass --plugin FILE.py to the command"
+
+
 def check_types(config: object) -> None:
     """Every field holds a value of its type or one of its choices; else ConfigError with the choices."""
+    extensible = getattr(type(config), "EXTENSIBLE", ())
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        require(_fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}")
+        hint = UNREGISTERED if name in extensible and isinstance(value, str) else ""
+        require(_fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}{hint}")
         require(not isinstance(value, int) or abs(value) < 2**63, f"{name} must fit in 64 bits: got {value}")
+
+
+def add_choice(config: type, name: str, choice: str) -> None:
+    """Add a choice to a field's Literal type, so that every check and parser accepts it."""
+    choices = get_args(get_type_hints(config)[name])
+    if choice not in choices:
+        config.__annotations__[name] = Literal.__getitem__((*choices, choice))
