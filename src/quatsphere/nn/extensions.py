@@ -9,16 +9,13 @@
         def forward(self, target, source, features):  # ... and (B, T, k, H, Q, 4) -> (B, T, k, H, Q, 4)
 
 Then `create_model("qsv", routing="nearest")` and `QSVConfig(routing="nearest")` are valid; training, traces, diagnosis
-and torch.compile work as for built-in rules.
+and torch.compile work as for built-in rules. On the command line, `--plugin FILE.py` runs a file that registers rules.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -65,12 +62,9 @@ def _register(
 
 def _instance(rule: Callable[..., Any], heads: int, channels: int) -> Rule:
     """Return the function itself, or a module of the class."""
-    made: Rule = rule(heads, channels) if _is_class(rule) else rule
-    return made
-
-
-def _is_class(rule: Callable[..., Any]) -> bool:
-    return inspect.isclass(rule)
+    if isinstance(rule, type):
+        rule = rule(heads, channels)
+    return rule
 
 
 class RegisteredRouting(Routing):
@@ -109,15 +103,5 @@ def build_transport(name: str, heads: int, channels: int) -> Transport:
 
 def _find(field: str, name: str, registered: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in registered:
-        raise ConfigError(f"unknown {field} {name!r}; import the module that registers it first")
+        raise ConfigError(f"{field} {name!r} is not registered; import its module, or use --plugin FILE.py")
     return registered[name]
-
-
-def load_plugin(path: str | Path) -> None:
-    """Run a Python file that registers rules; it is code with all your rights, so load only files that you trust."""
-    if not Path(path).is_file():
-        raise ConfigError(f"no plugin file {str(path)!r}; give a Python file that registers rules")
-    try:
-        runpy.run_path(str(path), run_name="quatsphere_plugin")
-    except Exception as error:
-        raise ConfigError(f"plugin {str(path)!r} failed: {type(error).__name__}: {error}") from error
