@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": set(),
     "geometry": set(),
     "kernels": {"geometry"},
-    "nn": {"geometry", "kernels"},
+    "nn": {"geometry", "kernels", "config"},
     "models": {"geometry", "kernels", "nn", "config"},
     "optim": {"geometry", "config"},
     "data": {"storage", "config"},
