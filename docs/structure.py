@@ -27,6 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "quatsphere"
+MODEL = ("geometry", "kernels", "nn", "models", "randomness")
+"""Packages of the model itself, which `study claims` and `view` only call."""
 LIMITS = {"training step": 30, "train": 45, "study claims": 19, "view": 18}
 """Largest number of files wanted for each task."""
 
@@ -198,14 +200,15 @@ def main_program() -> None:
     twice = defined_twice(options.source)
     print("| | |\n|---|---|")
     for name, value in (sizes(options.source) | {"public names defined in two or more modules": len(twice)}).items():
-        print(f"| {name} | {value:,g} |".replace("e+", "e") if value < 1e6 else f"| {name} | {value} |")
+        print(f"| {name} | {value:,} |")
     if options.list:
         for name, where in twice.items():
             print(f"{name}: {', '.join(where)}")
     if not options.no_tasks:
-        print("\n| task | files | wanted |\n|---|---|---|")
+        print("\n| task | files | of them the model's | the others | wanted |\n|---|---|---|---|---|")
         for task, modules in tasks(options.source).items():
-            print(f"| {task} | {len(modules)} | {LIMITS[task]} |")
+            model = sum(module.split(".")[1:2] != [] and module.split(".")[1] in MODEL for module in modules)
+            print(f"| {task} | {len(modules)} | {model} | {len(modules) - model} | {LIMITS[task]} |")
             if options.list:
                 print("\n".join(f"    {re.sub(f'^{PACKAGE}.', '', module)}" for module in modules))
 
