@@ -1,4 +1,4 @@
-"""Draws shells.png: an image, the vertices of the first shell that sample it, and the five shells its tokens pass through.
+"""Draw shells.png: an image, the vertices of the first shell that sample it, and the five shells of its tokens.
 
 Everything drawn is computed by the model: positions, image coordinates, stencils, samples, neighbours. The photograph
 is `flower.jpg` of scikit-learn's sample images (CC BY 2.0, credited there to flickr.com/photos/vultilion), cropped to
@@ -72,9 +72,7 @@ def draw_image(axes: Axes, image: Tensor, places: Array, marked: list[int]) -> N
         axes.scatter(*places[vertex].T, s=11, color=mark, edgecolors="black", linewidths=0.5, zorder=3)
     axes.set(xlim=(-1, 1), ylim=(1, -1), xticks=[], yticks=[])
     axes.set_title("a 32x32 image, sampled by shell 1", fontsize=11)
-    axes.set_xlabel(
-        "128 dots: vertices of shell 1; each samples\na 5x5 stencil, of which four are drawn", fontsize=10
-    )
+    axes.set_xlabel("128 dots: vertices of shell 1; each samples\na 5x5 stencil, of which four are drawn", fontsize=10)
 
 
 def draw_shell(axes: Axes, centre: float, radius: float, positions: Array, colours: Array) -> None:
@@ -118,9 +116,7 @@ def draw_shells(axes: Axes, model: QSV, colours: list[Array], marked: list[int])
         axes.scatter(*place, s=22, facecolor="white", edgecolor=EDGE, linewidth=1.2, zorder=7)
     axes.set(xlim=(-0.12, centres[-1] + radii[-1] + 0.1), ylim=(-1.62, 1.12), aspect="equal")
     axes.set_axis_off()
-    axes.set_title(
-        "its tokens on five nested shells, here side by side; lines: neighbours of one vertex", fontsize=11
-    )
+    axes.set_title("its tokens on five nested shells, here side by side; lines: neighbours of one vertex", fontsize=11)
 
 
 def main() -> None:
