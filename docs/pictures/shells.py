@@ -26,7 +26,7 @@ from quatsphere.models import QSV
 from quatsphere.nn.patch_embedding import sample_image
 
 TARGET = Path(__file__).with_name("shells.png")
-MARKS = ("#0072B2", "#E69F00", "#CC79A7", "#56B4E9")  # Okabe and Ito: told apart by all eyes
+MARKS = ("#0072B2", "#E69F00", "#CC79A7", "#56B4E9")  # Okabe and Ito: distinguishable with colour blindness
 MARKED_COORDS = ((-0.33, -0.42), (0.3, 0.12), (-0.12, 0.55), (0.42, -0.6))
 """Image coordinates of the marked vertices."""
 EDGE, RIM, GLOBE = "#222222", "#9A9A9A", "#F2F2F2"
