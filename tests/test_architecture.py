@@ -1,4 +1,4 @@
-"""The rooms and who may enter which (docs/paper_map.md, "The rooms"): imports only point one way."""
+"""The packages and their permitted imports (docs/architecture.md): imports only point one way."""
 
 from __future__ import annotations
 
