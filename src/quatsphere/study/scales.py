@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
-from quatsphere.data.cache import places
+from quatsphere.data.cache import search_paths
 
 _PresetGroups = Mapping[str, Mapping[str, Any]]
 
@@ -119,6 +119,6 @@ def data_location(dataset: str, data_root: str | None) -> str | None:
     """Value of `data.root` for a data set: the given folder, or the archive in it or in QUATSPHERE_DATA."""
     if dataset not in ARCHIVES:
         return data_root
-    folders = places(None if data_root is None else Path(data_root))
+    folders = search_paths(None if data_root is None else Path(data_root))
     found = [folder / ARCHIVES[dataset] for folder in folders if (folder / ARCHIVES[dataset]).is_file()]
     return str(found[0] if found else folders[0] / ARCHIVES[dataset])
