@@ -13,7 +13,7 @@ from rich.console import Console
 
 from quatsphere.diagnostics import PAPER
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.tables import show
+from quatsphere.diagnostics.tables import print_diagnosis
 
 Command = Callable[..., Any]
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"
@@ -77,7 +77,7 @@ def test_for_people(tiny_run: Path, command: Command) -> None:
 
 def test_the_papers_values_stand_beside_its_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads((run / "diagnostics.json").read_text())
-    show(found | {"data": "cifar10", "paper": PAPER}, Console())
+    print_diagnosis(found | {"data": "cifar10", "paper": PAPER}, Console())
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("automobile, truck", "about 0.99", "0.24-0.46", "paper: QSV on CIFAR-10"))
 

@@ -15,10 +15,10 @@ from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import PAPER, SCHEMA, diagnose
 from quatsphere.diagnostics.interventions import transport_effects, transport_off
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.traced_model import steps_of
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.scoring import Evaluation
+from quatsphere.models.steps import model_steps
 from quatsphere.train.evaluation import evaluate
 from quatsphere.train.trainer import look_inside
 
@@ -172,7 +172,7 @@ def test_perturbation_uses_its_bound(digits: Dataset) -> None:
     """Networks driven into saturation reach ε in every component: |ω|/ε = √3, and no more."""
     model = stirred()
     with torch.no_grad():
-        for step in steps_of(model):
+        for step in model_steps(model):
             step.module.perturbation.outer_bias.fill_(50.0)
     shells = diagnose(model, digits, images=4, only=["bound"])["bound"]["shells"]
     assert all(shell["used"]["q05"] == pytest.approx(math.sqrt(3), rel=1e-4) for shell in shells)
@@ -203,11 +203,11 @@ def test_all_transport_off_is_the_identity_variant(transport: str, digits: Datas
     full.eval()
     off.eval()
     before = full(images)
-    with transport_off(steps_of(full), torch.ones(2, dtype=torch.bool)):
+    with transport_off(model_steps(full), torch.ones(2, dtype=torch.bool)):
         assert torch.allclose(full(images), off(images), atol=1e-6)
-    with transport_off(steps_of(full), torch.zeros(2, dtype=torch.bool)):
+    with transport_off(model_steps(full), torch.zeros(2, dtype=torch.bool)):
         assert torch.equal(full(images), before)
-    with transport_off(steps_of(full), torch.tensor([True, False])):
+    with transport_off(model_steps(full), torch.tensor([True, False])):
         one = full(images)
     assert torch.equal(full(images), before)
     assert not torch.allclose(one, before, atol=1e-4)
@@ -224,7 +224,7 @@ def test_effects_of_transport_are_differences(digits: Dataset) -> None:
             return Evaluation(model(images), labels, digits.classes)
 
     effects = transport_effects(model, look)
-    with transport_off(steps_of(model), torch.tensor([False, True])):
+    with transport_off(model_steps(model), torch.tensor([False, True])):
         second = look()
     assert effects["heads"][1]["nll"] == pytest.approx(second.nll - effects["nll"])
     assert (len(effects["heads"]), len(effects["steps"])) == (2, 3)

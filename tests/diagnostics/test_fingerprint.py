@@ -6,7 +6,7 @@ import pytest
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import diagnose
-from quatsphere.diagnostics.fingerprint import MARKS, SECTIONS, fingerprint
+from quatsphere.diagnostics.fingerprint import PAPER_DIAGNOSTICS, REQUIRED_SECTIONS, fingerprint
 from quatsphere.models import create_model
 
 
@@ -19,7 +19,7 @@ def marks(digits: Dataset, field_init: str) -> dict[str, dict[str, object]]:
     model = create_model(
         "qsv", dim=64, heads=4, base_vertices=48, shells=3, in_channels=1, image_size=8, field_init=field_init
     )
-    found = diagnose(model, digits, images=16, accuracy_images=16, seed=0, only=SECTIONS)
+    found = diagnose(model, digits, images=16, accuracy_images=16, seed=0, only=REQUIRED_SECTIONS)
     return {mark["name"]: mark for mark in fingerprint(found)}
 
 
@@ -52,4 +52,4 @@ def test_verdicts(values: list[float], verdict: str) -> None:
     shells = {"shells": []}
     other = {"routing": {"entropy": [], "peak": []}, "beta": {"mean": []}, "coverage": shells}
     found = fingerprint({**other, "spread": {"orientation": [], "score": values}})
-    assert found[[mark.name for mark in MARKS].index("score spread")]["verdict"] == verdict
+    assert found[[mark.name for mark in PAPER_DIAGNOSTICS].index("score spread")]["verdict"] == verdict

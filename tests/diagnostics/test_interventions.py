@@ -13,10 +13,11 @@ from torch import Tensor
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import diagnose
-from quatsphere.diagnostics.cost_breakdown import FUSED, runs_fused, time_parts, timed_methods
+from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, runs_fused, time_parts, timed_methods
 from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.diagnostics.measures import pixel_gradients
-from quatsphere.diagnostics.traced_model import part_by_part, shadow, steps_of
+from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
+from quatsphere.models.steps import model_steps
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.train.trainer import look_inside
 
@@ -44,7 +45,7 @@ def test_transport_off_is_what_the_equations_say(case: str, backend: str) -> Non
     before = model(images)
     with ExitStack() as stack:
         for number, heads in CASES[case].items():
-            stack.enter_context(transport_off([steps_of(model)[number]], heads))
+            stack.enter_context(transport_off([model_steps(model)[number]], heads))
         off = model(images)
     assert relative_error(off, literal(model, images, CASES[case])) < 1e-13
     assert relative_error(off, before) > 1e-2
@@ -57,7 +58,7 @@ def test_without_transport_the_model_is_the_identity_variant(backend: str, trans
     """The same weights in a model built without transport: equal logits, accuracy and likelihood."""
     model, plain = (stirred(backend=backend, transport=rule) for rule in (transport, "identity"))
     plain.load_state_dict(model.state_dict())
-    with torch.no_grad(), transport_off(steps_of(model), EVERY):
+    with torch.no_grad(), transport_off(model_steps(model), EVERY):
         assert relative_error(model(IMAGES), plain(IMAGES)) < 1e-5
     section = diagnose(model, digits, images=100, only=["transport"])["transport"]
     expected = diagnose(plain, digits, split="val", accuracy_images=100, only=["accuracy"])["accuracy"]["held_out"]
@@ -124,7 +125,7 @@ def test_a_patched_method_is_run(method: str) -> None:
     owner = step.get_submodule(owner_name.strip("."))
     calls: list[str] = []
     assert runs_fused(model, IMAGES)
-    with shadow(owner, name, lambda own: lambda *arguments: calls.append(name) or own(*arguments)):
+    with patched_attribute(owner, name, lambda own: lambda *arguments: calls.append(name) or own(*arguments)):
         model(IMAGES)
     assert calls
     calls.clear()
@@ -164,7 +165,7 @@ def test_a_method_of_a_subclass_or_patched_in_the_class_is_run(monkeypatch: pyte
 def test_part_by_part() -> None:
     model = stirred()
     before = model(IMAGES)
-    with part_by_part(model):
+    with unfused_steps(model):
         assert not runs_fused(model, IMAGES)
         assert relative_error(model(IMAGES), before) < 1e-5
     assert runs_fused(model, IMAGES)
@@ -175,5 +176,5 @@ def test_every_part_has_its_time(digits: Dataset) -> None:
     seconds = time_parts(model, IMAGES)
     assert set(seconds) == {part for part, _, _ in timed_methods(model)} | {"rest"}
     assert all(seconds[part] > 0 for part in ("perturbation", "kernel", "Hamilton block"))
-    assert diagnose(model, digits, only=["parts"])["parts"]["note"] == FUSED
+    assert diagnose(model, digits, only=["parts"])["parts"]["note"] == FUSED_NOTE
     assert diagnose(stirred(backend="factored"), digits, only=["parts"])["parts"]["note"] is None

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from quatsphere.diagnostics import measures as cover
-from quatsphere.diagnostics.measures import carried_error, loop_angle, metric_agreement, triangle_angles, triangles
+from quatsphere.diagnostics.measures import (
+    loop_angle,
+    loop_transport_error,
+    metric_agreement,
+    triangle_angles,
+    triangles,
+)
 from quatsphere.geometry.neighbours import nearest_neighbours
 from quatsphere.geometry.plane import flat_lattice
 from quatsphere.geometry.quaternion import exp, random_unit
@@ -114,8 +120,8 @@ def test_any_field_is_flat() -> None:
         assert k in neighbours[j]
     field = random_unit(2, 40, 3)
     assert float(triangle_angles(field, corners).max()) < 1e-6
-    assert carried_error(field, corners, "sandwich", "factored") < 1e-5
-    assert carried_error(field, corners, "one_sided", "factored") < 1e-5
+    assert loop_transport_error(field, corners, "sandwich", "factored") < 1e-5
+    assert loop_transport_error(field, corners, "one_sided", "factored") < 1e-5
 
 
 def test_a_graph_without_triangles() -> None:

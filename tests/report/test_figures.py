@@ -21,7 +21,7 @@ from matplotlib.patches import Circle, FancyBboxPatch
 from PIL import Image
 
 from quatsphere.diagnostics import SCHEMA
-from quatsphere.diagnostics.cost_breakdown import FUSED
+from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE
 from quatsphere.report import figures as draw
 from quatsphere.report.figure_data import costs_of, read_results, schematics
 from quatsphere.report.figures import style
@@ -126,7 +126,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "one length": lambda: draw.contrast_curves(LENGTHS[:1], 22_500_000, "of a test"),
     "transport": lambda: draw.transport_bars(TRANSPORT, STEPS),
     "cost": lambda: draw.cost_shares(PARTS),
-    "cost with a note": lambda: draw.cost_shares({**PARTS, "note": FUSED}),
+    "cost with a note": lambda: draw.cost_shares({**PARTS, "note": FUSED_NOTE}),
     "routing": lambda: draw.routing_histograms(histogram(5), STEPS),
     "coverage": lambda: draw.coverage_map([shell(32, True), shell(48, True)], True),
     "plane": lambda: draw.coverage_map([shell(32, False)], False),

@@ -31,7 +31,7 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.diagnostics.tables import show
+    from quatsphere.diagnostics.tables import print_diagnosis
     from quatsphere.storage.atomic import finite, write_json
     from quatsphere.train.load import open_run
 
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
     if asked.json:
         print(json.dumps(finite(found)))
         return 0
-    show(found, Console())
+    print_diagnosis(found, Console())
     if not asked.no_save:
         print(f"numbers: {trained.run.path / FILE}")
     return 0
@@ -52,14 +52,14 @@ def run(words: list[str]) -> int:
 
 def show_fingerprint(trained: Any, asked: Any) -> int:
     """The paper's diagnostics beside ours, with a verdict for each."""
-    from quatsphere.diagnostics.fingerprint import SECTIONS, fingerprint
+    from quatsphere.diagnostics.fingerprint import REQUIRED_SECTIONS, fingerprint
     from quatsphere.diagnostics.tables import fingerprint_table
     from quatsphere.diagnostics.traced_model import has_field
     from quatsphere.errors import ConfigError
 
     if not has_field(trained.model):
         raise ConfigError(f"run '{trained.run.name}' is of a model without quaternions; name a run of QSV")
-    found = fingerprint(measure(trained, asked, SECTIONS))
+    found = fingerprint(measure(trained, asked, REQUIRED_SECTIONS))
     if asked.json:
         print(json.dumps(found))
         return 0

@@ -278,8 +278,8 @@ def diagnostic_tables(run: RunFiles) -> list[Table]:
     found = run.diagnostics
     if found is None:
         return []
-    lines = [*diagnosis.remarks(found), *diagnosis.absences(found)]
-    tables = [plain_table(table) for table in diagnosis.tables_of(found)]
+    lines = [*diagnosis.remark_lines(found), *diagnosis.absent_lines(found)]
+    tables = [plain_table(table) for table in diagnosis.diagnosis_tables(found)]
     return [*tables, Table("Remarks", ("remark",), [(line,) for line in lines])] if lines else tables
 
 
