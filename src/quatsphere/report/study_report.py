@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quatsphere.report.figure_data import costs_of, result_figures, schematics
+from quatsphere.report.figure_data import schematics
 from quatsphere.report.page import Claim, Picture, Report, Section, Table, Tile, draw, write_report
 from quatsphere.report.run_report import time_text
+from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import at_one_length, rows_by_length
 from quatsphere.study.curve_tables import length_tables
