@@ -1,4 +1,4 @@
-"""Interventions and measurements reach the model that a user has: the default backend, at the demo's size."""
+"""Interventions and measurements work on the default backend, at the size of the demo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = {
     "one head of one step": {4: torch.arange(4) == 0},
     "everything": dict.fromkeys(range(5), EVERY),
 }
-"""Heads without transport, by the number of their step."""
+"""Heads without transport by step."""
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -40,7 +40,7 @@ def digits() -> Dataset:
 @pytest.mark.parametrize("backend", ["auto", "numba_cpu", "factored", "reference"])
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_transport_off_is_what_the_equations_say(case: str, backend: str) -> None:
+def test_transport_off_agrees_with_the_equations(case: str, backend: str) -> None:
     model, images = stirred(backend=backend).double(), IMAGES.double()
     before = model(images)
     with ExitStack() as stack:
@@ -54,8 +54,8 @@ def test_transport_off_is_what_the_equations_say(case: str, backend: str) -> Non
 
 @pytest.mark.parametrize("transport", ["sandwich", "one_sided"])
 @pytest.mark.parametrize("backend", ["auto", "factored"])
-def test_without_transport_the_model_is_the_identity_variant(backend: str, transport: str, digits: Dataset) -> None:
-    """The same weights in a model built without transport: equal logits, accuracy and likelihood."""
+def test_effects_agree_with_the_identity_variant(backend: str, transport: str, digits: Dataset) -> None:
+    """A model built without transport has the same logits, accuracy and likelihood."""
     model, plain = (stirred(backend=backend, transport=rule) for rule in (transport, "identity"))
     plain.load_state_dict(model.state_dict())
     with torch.no_grad(), transport_off(model_steps(model), EVERY):
@@ -84,7 +84,7 @@ def close(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, where
 
 
-def test_every_section_is_that_of_the_reference(digits: Dataset) -> None:
+def test_sections_agree_with_the_reference_backend(digits: Dataset) -> None:
     sections = [
         diagnose(stirred(backend=backend), digits, images=8, accuracy_images=20, seed=1)
         for backend in ("auto", "reference")
@@ -96,7 +96,7 @@ def test_every_section_is_that_of_the_reference(digits: Dataset) -> None:
 
 
 @torch.no_grad()
-def test_a_trace_is_that_of_the_reference() -> None:
+def test_trace_agrees_with_the_reference_backend() -> None:
     fused, slow = stirred(), stirred(backend="reference")
     logits, trace = fused(IMAGES, return_trace=True)
     _, expected = slow(IMAGES, return_trace=True)
@@ -108,7 +108,7 @@ def test_a_trace_is_that_of_the_reference() -> None:
     assert look_inside(fused, IMAGES)["routing_entropy"] == pytest.approx(look_inside(slow, IMAGES)["routing_entropy"])
 
 
-def test_pixel_gradients_are_those_of_the_reference() -> None:
+def test_pixel_gradients_agree_with_the_reference_backend() -> None:
     fused, slow = (pixel_gradients(stirred(backend=backend), IMAGES) for backend in ("auto", "reference"))
     assert relative_error(fused, slow) < 1e-4
 
@@ -118,7 +118,7 @@ METHODS = ("parts", "attend", "perturbation.fields", "transport.prepare", "routi
 
 @pytest.mark.parametrize("method", [*METHODS, "gate.forward"])
 @torch.no_grad()
-def test_a_patched_method_is_run(method: str) -> None:
+def test_patched_methods_are_called(method: str) -> None:
     model = stirred()
     owner_name, _, name = f".{method}".rpartition(".")
     step = model.cross[0]
@@ -135,7 +135,7 @@ def test_a_patched_method_is_run(method: str) -> None:
 
 @pytest.mark.parametrize("part", ["ffn", "gate"])
 @torch.no_grad()
-def test_a_hook_is_run(part: str) -> None:
+def test_hooks_are_called(part: str) -> None:
     model = stirred()
     before = model(IMAGES)
     handle = model.cross[0].get_submodule(part).register_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
@@ -145,7 +145,7 @@ def test_a_hook_is_run(part: str) -> None:
 
 
 @torch.no_grad()
-def test_a_method_of_a_subclass_or_patched_in_the_class_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overridden_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ShellStep.attend
 
     class Silent(ShellStep):
@@ -162,7 +162,7 @@ def test_a_method_of_a_subclass_or_patched_in_the_class_is_run(monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_part_by_part() -> None:
+def test_unfused_steps() -> None:
     model = stirred()
     before = model(IMAGES)
     with unfused_steps(model):
@@ -171,7 +171,7 @@ def test_part_by_part() -> None:
     assert runs_fused(model, IMAGES)
 
 
-def test_every_part_has_its_time(digits: Dataset) -> None:
+def test_every_part_is_timed(digits: Dataset) -> None:
     model = stirred()
     seconds = time_parts(model, IMAGES)
     assert set(seconds) == {part for part, _, _ in timed_methods(model)} | {"rest"}

@@ -1,4 +1,4 @@
-"""Weights, summaries, fractions of cost and the gradient map, each on a case known by hand."""
+"""Routing weights, summaries, costs and gradient maps on cases with known values."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def test_uniform_weights(k: int) -> None:
     assert histogram.max() == histogram.sum() == 1
 
 
-def test_one_neighbour_takes_all() -> None:
+def test_all_weight_on_one_neighbour() -> None:
     weights = torch.zeros(1, 1, 8, 1)
     weights[:, :, 3] = 1
     histogram = weight_histogram(weights)
     assert len(histogram) == HISTOGRAM_BINS == len(histogram_edges()) - 1
     assert histogram[0] == 7 / 8
-    assert histogram[-1] == 1 / 8  # 8 times the uniform lies beyond the last edge
+    assert histogram[-1] == 1 / 8  # 8 times the uniform weight is beyond the last edge
 
 
-def test_summary_by_hand() -> None:
+def test_summarize() -> None:
     values = torch.arange(101.0)[torch.randperm(101)]
     assert summarize(values) == {"mean": 50, "q05": 5, "q50": 50, "q95": 95, "max": 100}
 
 
-def test_batches_count_by_their_size() -> None:
+def test_weighted_mean() -> None:
     assert weighted_mean([torch.tensor([1.0]), torch.tensor([4.0])], [2.0, 1.0]).tolist() == [2.0]
 
 
-def test_plain_values() -> None:
+def test_to_json_values() -> None:
     value = {"a": torch.tensor([1 / 3, 2.0]), 3: [(1.23456789, None)], "n": 7, "flag": True}
     assert to_json_values(value) == {"a": [0.333333, 2.0], "3": [[1.23457, None]], "n": 7, "flag": True}
 
 
-def test_a_shadow_is_lifted() -> None:
+def test_patched_attribute_is_restored() -> None:
     layer, ones = nn.Linear(2, 2), torch.ones(2)
     before = layer(ones)
     with patched_attribute(layer, "forward", lambda forward: lambda x: 2 * forward(x)):
@@ -70,7 +70,7 @@ def test_a_shadow_is_lifted() -> None:
     assert "forward" not in vars(layer)
 
 
-def test_a_shadow_is_lifted_after_an_error() -> None:
+def test_patched_attribute_is_restored_after_an_error() -> None:
     layer = nn.Linear(2, 2)
 
     def fail() -> None:
@@ -90,8 +90,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_time_of_every_part(name: str) -> None:
-    """With a clock that ticks once per look, every call of a timed method takes one tick, the rest what is between."""
+def test_times_of_all_parts(name: str) -> None:
+    """With a clock that advances at every reading, each call of a timed method takes one tick."""
     model = create_model(name, **SMALL[name])
     ticks = count()
     calls = len(timed_methods(model))
@@ -103,13 +103,13 @@ def test_time_of_every_part(name: str) -> None:
     assert not any(method in vars(owner) for _, owner, method in timed_methods(model))
 
 
-def test_shares() -> None:
+def test_fractions() -> None:
     assert fractions({"a": 1.0, "b": 3.0}) == {"a": 0.25, "b": 0.75}
     assert fractions({"a": 0.0}) == {"a": 0.0}
 
 
 class Linear(nn.Module):
-    """Two logits: a weighted sum of pixels, and nothing."""
+    """Two logits: a weighted sum of pixels, and a constant."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -76,11 +76,14 @@ def _preview(asked: argparse.Namespace) -> int:
     from quatsphere.config import DataConfig
     from quatsphere.errors import ConfigError
     from quatsphere.models import create_model
-    from quatsphere.report.run_pictures import need_report, sampled, shell_positions
-    from quatsphere.storage.atomic import write_bytes
+    from quatsphere.report import require_report
     from quatsphere.train.run import load_data
 
-    pictures = need_report()
+    require_report()
+    from quatsphere.report.figures import sampling_preview, to_bytes
+    from quatsphere.report.image_samples import first_shell_samples, shell_positions
+    from quatsphere.storage.atomic import write_bytes
+
     with Ticker("reading data") as ticker:
         reading = {name: getattr(asked, name) for name in READING}
         dataset = load_data(DataConfig(name=asked.name, **reading), note, ticker)
@@ -88,10 +91,10 @@ def _preview(asked: argparse.Namespace) -> int:
         raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {asked.index}")
     image = dataset.train.images[asked.index].float() / 255
     model = create_model("qsv", layout=asked.layout, image_size=image.shape[-1], in_channels=image.shape[0])
-    places, samples = sampled(model, image)
+    points, samples = first_shell_samples(model, image)
     title = f"{dataset.classes[dataset.train.labels[asked.index]]} (training image {asked.index})"
-    figure = pictures.preview(image.numpy(), places, samples, shell_positions(model)[0], title)
-    write_bytes(Path(asked.output), pictures.to_png(figure))
+    figure = sampling_preview(image.numpy(), points, samples, shell_positions(model)[0], title)
+    write_bytes(Path(asked.output), to_bytes(figure, "png", dpi=110))
     print(json.dumps({"picture": asked.output}) if asked.json else asked.output)
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.report.figure_data import schematics
-from quatsphere.report.page import Claim, Picture, Report, Section, Table, Tile, draw, write_report
+from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_report import time_text
 from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
@@ -28,7 +28,11 @@ ACCURACIES = "Percent of test images: means over seeds (range, n). Changes are p
 
 
 def study_report(
-    name: str, records: Sequence[Record], claims: Sequence[Record], tables: Sequence[Table], shown: Sequence[Picture]
+    name: str,
+    records: Sequence[Record],
+    claims: Sequence[Record],
+    tables: Sequence[PageTable],
+    shown: Sequence[Picture],
 ) -> Report:
     """The whole report: tables and figures, then claims, then every cell."""
     sections = [Section("Accuracies", ACCURACIES, tables, shown)]
@@ -58,11 +62,11 @@ def tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
     return shown
 
 
-def claim_of(found: Record) -> Claim:
+def claim_of(found: Record) -> PageClaim:
     """A claim and its verdict as text."""
     paper_n = f" (n = {found['paper_n']})" if found.get("paper_n") else ""
     interval = found.get("interval")
-    return Claim(
+    return PageClaim(
         found["id"],
         found["statement"],
         found["verdict"],
@@ -84,7 +88,7 @@ def number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def cells_table(records: Sequence[Record]) -> Table:
+def cells_table(records: Sequence[Record]) -> PageTable:
     """Every run; those that diverged are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
     rows = [
@@ -102,7 +106,7 @@ def cells_table(records: Sequence[Record]) -> Table:
         for record in records
     ]
     marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
-    return Table(f"{len(rows)} runs", columns, rows, marked=marked)
+    return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -167,12 +171,12 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
         kind, _, dataset = name.partition("-")
         if kind in CAPTIONS:
             title, text = CAPTIONS[kind]
-            shown.append(draw(f"{title} ({dataset})" if dataset else title, text, figure))
+            shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure))
     return shown
 
 
-def study_tables(records: list[dict[str, Any]]) -> list[Table]:
+def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:
     """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
     by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
     found = [*by_length, *Tables(at_one_length(records)).all()]
-    return [Table(table.title, table.head, table.rows) for table in found if table.name != "seeds"]
+    return [PageTable(table.title, table.head, table.rows) for table in found if table.name != "seeds"]
