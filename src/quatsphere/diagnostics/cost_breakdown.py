@@ -111,17 +111,17 @@ def runs_fused(model: Model, images: Tensor) -> bool:
     """Return whether any step of a forward pass runs in one fused operator."""
     calls: list[str] = []
 
-    def recorded(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recorded(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(*arguments: Any) -> Tensor:
             calls.append("step")
-            return whole(*arguments)
+            return forward(*arguments)
 
         return call
 
     with ExitStack() as stack:
         for step in model_steps(model):
-            if hasattr(step.module, "whole"):
-                stack.enter_context(patched_attribute(step.module, "whole", recorded))
+            if hasattr(step.module, "forward_fused"):
+                stack.enter_context(patched_attribute(step.module, "forward_fused", recorded))
         model(images)
     return bool(calls)
 

@@ -14,9 +14,6 @@ from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.models.steps import ModelStep, model_steps
 
-ROTATING_TRANSPORTS = ("sandwich", "one_sided", "lift", "lower")
-"""Transports that can be switched off."""
-
 
 @contextmanager
 def transport_off(steps: Sequence[ModelStep], heads: Tensor) -> Iterator[None]:

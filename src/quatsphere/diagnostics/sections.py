@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, fractions, runs_fused, time_forward, time_parts
-from quatsphere.diagnostics.interventions import ROTATING_TRANSPORTS, transport_effects
+from quatsphere.diagnostics.interventions import transport_effects
 from quatsphere.diagnostics.measures import (
     effective_share,
     gradient_map,
@@ -160,7 +160,9 @@ def holonomy(traced: TracedModel) -> Section:
         return absent("the graph has no triangles")
     step = traced.steps[index]
     with torch.no_grad():
-        error = loop_transport_error(field, corners, step.module.transport.rule, step.module.backend)
+        rule = step.module.transport.rule
+        channels = 1 if isinstance(rule, str) else trace["aggregated"][index].shape[3]
+        error = loop_transport_error(field, corners, rule, step.module.backend, channels)
     angles = triangle_angles(field, corners)
     return {"step": step.name, "triangles": len(corners), "angle": float(angles.max()), "carried": error}
 
@@ -182,7 +184,7 @@ def parts(traced: TracedModel) -> Section:
 @needs_field
 def transport(traced: TracedModel) -> Section:
     """Changes of accuracy and likelihood without a head's, a step's or all transport at test time."""
-    if traced.steps[0].module.transport.rule not in ROTATING_TRANSPORTS:
+    if traced.steps[0].module.transport.rule == "identity":
         return absent("the transport rotates nothing")
     effects = transport_effects(traced.model, lambda: traced.evaluate(traced.traced))
     return {"images": len(traced.traced), **effects}
