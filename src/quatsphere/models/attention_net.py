@@ -24,14 +24,14 @@ PAPER_HEADS = 6
 
 
 def qsv_budget(config: AttentionConfig) -> int:
-    """Parameters of the paper's QSV for the same image, shells and classes: what the baseline may not exceed."""
+    """Number of parameters of the paper's QSV for the same image, shells and classes."""
     shared = ("image_size", "in_channels", "num_classes", "base_vertices", "shells")
     qsv = QSV(QSVConfig(**{name: getattr(config, name) for name in shared}))
     return sum(parameter.numel() for parameter in qsv.parameters())
 
 
 def solve_width(config: AttentionConfig) -> AttentionConfig:
-    """The configuration with its width and heads settled: the largest multiple of 8 within the budget (96).
+    """Return the configuration with width and heads filled in: the largest multiple of 8 within the budget (96).
 
     The width is solved with the value projection in place, so that removing it changes nothing else.
     """

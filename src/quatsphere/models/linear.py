@@ -1,4 +1,4 @@
-"""Softmax regression on the same image samples as the lattice models: the accuracy that a trained model must exceed."""
+"""Softmax regression on the same image samples as the lattice models: a lower bound on useful accuracy."""
 
 from __future__ import annotations
 

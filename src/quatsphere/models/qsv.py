@@ -130,7 +130,7 @@ def _build_perturbation(config: QSVConfig) -> Perturbation:
 
 
 def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells | NoPerturbation:
-    """What a step perturbs the field with: nothing, the networks of its shells, or one of its own."""
+    """Perturbation of a step: none, the networks of its shells, or a network of the step."""
     _, _, perturbed = FIELDS[config.field]
     if not perturbed:
         return NoPerturbation()
@@ -138,7 +138,7 @@ def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells
 
 
 def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> ShellStep:
-    """One step with parts of its own; the β probes touch the cross-shell steps only."""
+    """Build one step; the β probes apply to the cross-shell steps only."""
     heads, channels = config.heads, config.channels
     beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
     return ShellStep(

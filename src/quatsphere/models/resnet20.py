@@ -99,7 +99,7 @@ class ResNet20(nn.Module):
         return (logits, trace) if return_trace else logits
 
     def constrain(self) -> None:
-        """Nothing lives on a sphere here."""
+        """Do nothing: no parameter is constrained."""
 
     def parameter_roles(self) -> dict[str, list[str]]:
         """All are weights."""
