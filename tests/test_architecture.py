@@ -47,7 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 """room -> packages from outside it may import (rooms not named here are free)."""
 
 MOVING = {"train/load.py", "diagnostics/tables.py"} | {
-    f"report/{name}.py" for name in ("figure_data", "run_report", "study_report", "view_trace", "run_pictures")
+    f"report/{name}.py" for name in ("run_report", "view_trace", "run_pictures")
 }
 """Files that still import `cli`; to be empty when the move is complete."""
 

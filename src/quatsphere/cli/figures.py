@@ -41,18 +41,19 @@ def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
     """Names and figures, drawn one by one; what cannot be read is refused before anything is written."""
     try:
         from quatsphere.report import figure_data as data
+        from quatsphere.report import study_figures as study
     except ImportError as error:
         raise ConfigError("figures need matplotlib; pip install 'quatsphere[report]'") from error
     from quatsphere.cli.console import note
     from quatsphere.report.run_files import read_run_files
 
     runs = [read_run_files(path) for path in asked.runs]
-    records = data.read_results(asked.results) if asked.results else []
+    records = study.read_results(asked.results) if asked.results else []
     benched = list(data.bench_figures(asked.bench)) if asked.bench else []
     return chain(
-        data.schematics(*data.costs_of(records)),
+        data.schematics(*study.costs_of(records)),
         data.run_figures(runs, note),
-        data.result_figures(records),
+        study.result_figures(records),
         benched,
     )
 
