@@ -14,8 +14,8 @@ from quatsphere.errors import ConfigError
 
 if TYPE_CHECKING:
     from quatsphere.data.cache import cache_root, download_folder
-    from quatsphere.data.dataset import Dataset, Progress, RawDataset, RawSplit, ReadOptions, Split, raw_split
-    from quatsphere.data.download import fetch
+    from quatsphere.data.dataset import Dataset, ProgressCallback, RawDataset, RawSplit, ReadOptions, Split, raw_split
+    from quatsphere.data.download import download_dataset
     from quatsphere.data.load import load_dataset, verify
 
 Reader = Callable[[Any], Any]
@@ -33,14 +33,14 @@ DATASETS: dict[str, str | Reader] = {
 __all__ = [
     "DATASETS",
     "Dataset",
-    "Progress",
+    "ProgressCallback",
     "RawDataset",
     "RawSplit",
     "ReadOptions",
     "Split",
     "cache_root",
+    "download_dataset",
     "download_folder",
-    "fetch",
     "load_dataset",
     "raw_split",
     "register_dataset",
@@ -49,8 +49,8 @@ __all__ = [
 
 _MODULES = {
     "cache": ("cache_root", "download_folder"),
-    "dataset": ("Dataset", "Progress", "RawDataset", "RawSplit", "ReadOptions", "Split", "raw_split"),
-    "download": ("fetch",),
+    "dataset": ("Dataset", "ProgressCallback", "RawDataset", "RawSplit", "ReadOptions", "Split", "raw_split"),
+    "download": ("download_dataset",),
     "load": ("load_dataset", "verify"),
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from quatsphere.data.decode import shape_bytes
 from quatsphere.errors import ConfigError
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Callback of slow steps, called with (done, total)."""
 Indices = NDArray[np.intp]
 
@@ -54,7 +54,7 @@ class ReadOptions:
     fit: str = "crop"
     skip_bad: int = 0
     cache: Path | None = None
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from quatsphere.data import DATASETS
 from quatsphere.data.dataset import (
     Dataset,
-    Progress,
+    ProgressCallback,
     RawDataset,
     RawSplit,
     ReadOptions,
@@ -45,7 +45,7 @@ def load_dataset(
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Load a data set by name; which samples go into which split depends on their content alone.
 
@@ -73,7 +73,7 @@ def verify(
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Read and check a data set, and report values that JSON can hold.
 
@@ -103,7 +103,7 @@ def _read_options(
     fit: str,
     skip_bad: int,
     cache: str | Path | None,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> ReadOptions:
     if image_size is not None and image_size < 1:
         raise ConfigError(f"image_size must be >= 1: got {image_size}")
