@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from quatsphere.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quatsphere.data.cache import cache_root, download_folder
-    from quatsphere.data.dataset import Dataset, ProgressCallback, RawDataset, RawSplit, ReadOptions, Split, raw_split
+    from quatsphere.data.cache import download_folder
+    from quatsphere.data.dataset import Dataset, RawDataset, ReadOptions, Split, raw_split
     from quatsphere.data.download import download_dataset
     from quatsphere.data.load import load_dataset, verify
 
@@ -33,12 +33,9 @@ DATASETS: dict[str, str | Reader] = {
 __all__ = [
     "DATASETS",
     "Dataset",
-    "ProgressCallback",
     "RawDataset",
-    "RawSplit",
     "ReadOptions",
     "Split",
-    "cache_root",
     "download_dataset",
     "download_folder",
     "load_dataset",
@@ -48,11 +45,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cache": ("cache_root", "download_folder"),
-    "dataset": ("Dataset", "ProgressCallback", "RawDataset", "RawSplit", "ReadOptions", "Split", "raw_split"),
+    "cache": ("download_folder",),
+    "dataset": ("Dataset", "RawDataset", "ReadOptions", "Split", "raw_split"),
     "download": ("download_dataset",),
     "load": ("load_dataset", "verify"),
 }
+"""Modules that are imported when one of these names is first used, because they import torch."""
 
 
 def register_dataset(name: str, reader: Reader) -> None:
@@ -63,7 +61,6 @@ def register_dataset(name: str, reader: Reader) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when it is first needed: the command line lists the data sets without it."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"quatsphere.data.{module}"), name)
