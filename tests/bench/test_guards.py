@@ -12,7 +12,7 @@ import pytest
 from quatsphere.bench import kernel, step
 from quatsphere.bench.measure import run_isolated
 from quatsphere.bench.timing import interleave
-from quatsphere.kernels.attention import backends_on
+from quatsphere.kernels import backends_on
 
 pytestmark = [pytest.mark.bench, pytest.mark.skipif("numba_cpu" not in backends_on("cpu"), reason="needs numba")]
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from quatsphere.bench.timing import Pass
 from quatsphere.geometry import quaternion, sphere
 from quatsphere.geometry.neighbours import nearest_neighbours
-from quatsphere.kernels import Network, dot_product_attention, feed_forward, perturb, quaternion_attention
-from quatsphere.kernels.attention import backends_on
+from quatsphere.kernels import Network, backends_on, dot_product_attention, feed_forward, perturb, quaternion_attention
 
 SOURCES, TARGETS, K, HEADS, CHANNELS = 320, 384, 16, 16, 4
 SLOW_CANDIDATES = ["quaternion: reference"]

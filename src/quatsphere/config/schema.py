@@ -78,6 +78,8 @@ class LatticeConfig:
 class QSVConfig(LatticeConfig):
     """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
 
+    EXTENSIBLE = ("routing", "transport")
+    # fields whose choices `register_routing` and `register_transport` extend
     name: Literal["qsv"] = "qsv"
     """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
     dim: int = 256
