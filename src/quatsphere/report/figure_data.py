@@ -12,17 +12,17 @@ import numpy as np
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.report import figures as draw
-from quatsphere.report.run_files import RunFiles, read_object
+from quatsphere.report.run_files import RunFiles, read_json_object
 from quatsphere.study.scales import dataset_title
 
 Drawing = tuple[str, Any]
-"""Name of the file without its ending, figure."""
-EDGE_PLACES = (2.6, 0.3, -0.9, 2.2, -2.3)
-"""Longitudes, seen along the polar axis, near which the figure draws one vertex's edges."""
+"""Name of the file without its suffix, and the figure."""
+EDGE_LONGITUDES = (2.6, 0.3, -0.9, 2.2, -2.3)
+"""Longitudes near which the figure draws the edges of one vertex."""
 
 
 def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
-    """The two figures of the paper that need no training; the shells are the real ones."""
+    """Yield the two figures of the paper that need no training; the shells are those of the model."""
     from quatsphere.models import QSV, AttentionNet, create_model
 
     qsv, wide = create_model("qsv"), create_model("attention", dim=256)
@@ -30,57 +30,56 @@ def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
     assert isinstance(wide, AttentionNet)
     parts = qsv.parameter_parts()
     steps = len(qsv.cross) + len(qsv.rounds) + 1
-    shared = len(wide.cross) + 1  # the steps the baseline has a counterpart of
+    shared = len(wide.cross) + 1  # steps that the baseline also has
     kernel, perturbation = parts["field"] + parts["post"] * shared // steps, parts["perturbation"] * shared // steps
     yield "kernel", draw.kernel_comparison(wide.parameter_parts()["projections"], kernel, perturbation)
     positions = [shell.positions.detach().double().numpy() for shell in qsv.layout.shells]
     caption = f"Drawn: the paper's geometry, {qsv_size(qsv.config.base_vertices, qsv.config.shells)}.\n{source}"
-    yield "qsv", draw.qsv_in_one_view(positions, list(edges_of(qsv.layout, positions)), costs, caption)
+    yield "qsv", draw.qsv_in_one_view(positions, list(_example_edges(qsv.layout, positions)), costs, caption)
 
 
-def edges_of(layout: Any, positions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """One target and its sources of the first step, within the first shell, and of every cross-shell step."""
+def _example_edges(layout: Any, positions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield one target and its sources for the step within the first shell and for every cross-shell step."""
     graphs, sources = (layout.within, *layout.cross), (positions[0], *positions)
-    for graph, inner, outer, longitude in zip(graphs, positions, sources, EDGE_PLACES, strict=False):
-        target = _near(inner, longitude)
+    for graph, inner, outer, longitude in zip(graphs, positions, sources, EDGE_LONGITUDES, strict=False):
+        target = _equator_vertex(inner, longitude)
         yield inner[target], outer[graph.neighbours[target].numpy()]
 
 
+def _equator_vertex(positions: Any, longitude: float) -> int:
+    """Return the vertex nearest to a longitude among those near the equator."""
+    angle = np.angle(np.exp(1j * (np.arctan2(positions[:, 0], positions[:, 2]) - longitude)))
+    return int(np.argmin(np.abs(angle) + 10 * np.abs(positions[:, 1]) / np.linalg.norm(positions[0])))
+
+
 def qsv_size(base_vertices: int, shells: int) -> str:
-    """`3 shells of 48 to 96 vertices`."""
+    """Return a size such as `3 shells of 48 to 96 vertices`."""
     counts = shell_sizes(base_vertices, shells)
     return f"{shells} shells of {counts[0]} to {counts[-1]} vertices"
 
 
-def _near(positions: Any, longitude: float) -> int:
-    """The vertex nearest to a longitude among those near the equator."""
-    turn = np.angle(np.exp(1j * (np.arctan2(positions[:, 0], positions[:, 2]) - longitude)))
-    return int(np.argmin(np.abs(turn) + 10 * np.abs(positions[:, 1]) / np.linalg.norm(positions[0])))
-
-
 def run_figures(runs: Sequence[RunFiles], note: Callable[[str], None]) -> Iterator[Drawing]:
-    """Curves and classes of all runs together, and the inside of each."""
+    """Yield the figures that compare runs, and the figures of each run's metrics and diagnostics."""
     trained = {run.name: run.metrics for run in runs if run.metrics}
     if trained:
         yield "training", draw.training_curves(trained)
     classes = {run.name: run.result["test"]["per_class"] for run in runs if run.result}
     if classes:
         yield "classes", draw.per_class_bars(classes)
-    speeds = [(run.name, [record["images_per_second"] for record in run.metrics]) for run in runs if run.metrics]
-    if len(speeds) > 1:
+    if len(trained) > 1:
+        speeds = [(run.name, [record["images_per_second"] for record in run.metrics]) for run in runs if run.metrics]
         rows = [draw.Throughput(name, statistics.median(values)) for name, values in speeds]
         yield "throughput", draw.throughput_bars(rows, "as logged while training; comparable on an idle machine only")
-    curves = [curve for run in runs if (curve := curve_of_run(run)) is not None]
+    curves = [curve for run in runs if (curve := run_beta_curve(run)) is not None]
     if curves:
         data = ", ".join(dict.fromkeys(dataset_title(run.config["data"]["name"]) for run in runs))
         yield "temperature", draw.temperature_probe(curves, data)
     for run in runs:
         prefix = "" if len(runs) == 1 else f"{run.name}-"
-        yield from ((f"{prefix}{name}", figure) for name, figure in inside_figures(run, note))
+        yield from ((f"{prefix}{name}", figure) for name, figure in _single_run_figures(run, note))
 
 
-def inside_figures(run: RunFiles, note: Callable[[str], None]) -> Iterator[Drawing]:
-    """What one run's metrics and diagnostics show of its inside."""
+def _single_run_figures(run: RunFiles, note: Callable[[str], None]) -> Iterator[Drawing]:
     shells = run.config["model"].get("shells", 0)
     if any(record.get("routing_entropy") for record in run.metrics):
         yield "inside", draw.inside_over_training(run.metrics, run.step_names, shells)
@@ -96,11 +95,11 @@ def inside_figures(run: RunFiles, note: Callable[[str], None]) -> Iterator[Drawi
     if receptive := run.section("receptive"):
         yield "receptive", draw.receptive_map(receptive)
     if parts := run.section("parts"):
-        yield "cost", draw.cost_shares(parts)
+        yield "cost", draw.cost_bars(parts)
 
 
-def curve_of_run(run: RunFiles) -> draw.BetaCurve | None:
-    """β over training, where there is one."""
+def run_beta_curve(run: RunFiles) -> draw.BetaCurve | None:
+    """Return β over training, or None if it was not logged or there is no cross-shell step."""
     means = [record["beta"] for record in run.metrics if record.get("beta")]
     model = run.config["model"]
     if not means or model.get("shells", 0) < 2:
@@ -113,15 +112,15 @@ def curve_of_run(run: RunFiles) -> draw.BetaCurve | None:
 
 
 def beta_label(start: float | None, frozen: bool) -> str:
-    """What was done to β."""
+    """Describe the treatment of β: `learned`, `starts at 5` or `frozen at 5`."""
     if start is None:
         return "learned"
     return f"frozen at {start:g}" if frozen else f"starts at {start:g}"
 
 
 def bench_figures(path: str) -> Iterator[Drawing]:
-    """Speed, from a file of 'quatsphere bench --json FILE': its lists `throughput` and `scaling`."""
-    content = read_object(Path(path)) or {}
+    """Yield the figures of a file of `quatsphere bench --json FILE`: its lists `throughput` and `scaling`."""
+    content = read_json_object(Path(path)) or {}
     if not content.get("scaling") and not content.get("throughput"):
         raise ConfigError(
             f"no scaling and no throughput in {path}; make it with 'quatsphere bench scaling --json FILE'"

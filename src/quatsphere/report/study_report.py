@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.report.figure_data import schematics
-from quatsphere.report.page import Claim, Picture, Report, Section, Table, Tile, draw, write_report
+from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_report import time_text
 from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
@@ -26,7 +26,11 @@ ACCURACY_TEXT = "Percent of test images: means over seeds (range, n). Changes ar
 
 
 def study_report(
-    name: str, records: Sequence[Record], claims: Sequence[Record], tables: Sequence[Table], shown: Sequence[Picture]
+    name: str,
+    records: Sequence[Record],
+    claims: Sequence[Record],
+    tables: Sequence[PageTable],
+    shown: Sequence[Picture],
 ) -> Report:
     """The whole report: tables and figures, then claims, then every cell."""
     sections = [Section("Accuracies", ACCURACY_TEXT, tables, shown)]
@@ -56,11 +60,11 @@ def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
     return shown
 
 
-def claim_of(found: Record) -> Claim:
+def claim_of(found: Record) -> PageClaim:
     """A claim and its verdict as text."""
     paper_n = f" (n = {found['paper_n']})" if found.get("paper_n") else ""
     interval = found.get("interval")
-    return Claim(
+    return PageClaim(
         found["id"],
         found["statement"],
         found["verdict"],
@@ -82,7 +86,7 @@ def number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def cells_table(records: Sequence[Record]) -> Table:
+def cells_table(records: Sequence[Record]) -> PageTable:
     """Every run; those that diverged are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
     rows = [
@@ -100,7 +104,7 @@ def cells_table(records: Sequence[Record]) -> Table:
         for record in records
     ]
     marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
-    return Table(f"{len(rows)} runs", columns, rows, marked=marked)
+    return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
 
 def _facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -163,12 +167,12 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
         kind, _, dataset = name.partition("-")
         if kind in FIGURE_CAPTIONS:
             title, text = FIGURE_CAPTIONS[kind]
-            shown.append(draw(f"{title} ({dataset})" if dataset else title, text, figure))
+            shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure))
     return shown
 
 
-def study_tables(records: list[dict[str, Any]]) -> list[Table]:
+def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:
     """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
     by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
     found = [*by_length, *PaperTables(at_one_length(records)).all()]
-    return [Table(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]
+    return [PageTable(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]
