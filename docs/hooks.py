@@ -100,5 +100,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Point links to stored results at their copies within the site; complete the list of public names."""
     if page.file.src_uri == "api.md":
         missing = [name for name in public_names() if f"::: quatsphere.{name}\n" not in markdown + "\n"]
-        markdown += "".join(["\n\n## Other names\n"] * bool(missing) + [f"\n::: quatsphere.{name}\n" for name in missing])
+        markdown += "".join(
+            ["\n\n## Other names\n"] * bool(missing) + [f"\n::: quatsphere.{name}\n" for name in missing]
+        )
     return markdown.replace("](../results/", "](repository/results/")

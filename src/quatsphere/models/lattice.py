@@ -1,4 +1,4 @@
-"""What the models on lattices share: building the layout, keys for dropout, and what a model tells of itself."""
+"""Base class of the models on shells: layout, keys for dropout, roles and counts of parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quatsphere.nn.roles import parameter_roles
 
 
 def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
-    """The shells and graphs a configuration asks for."""
+    """Build the shells and graphs of a configuration."""
     builders = {"sphere": _sphere, "plane": _plane}
     shells = builders[config.layout](config, config.positions == "learned")
     counts = None if config.neighbours is None else [config.neighbours] * config.shells
@@ -20,7 +20,7 @@ def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
 
 
 def build_embedding(config: LatticeConfig, dim: int, vertices: int) -> PatchEmbedding:
-    """The patch embedding a configuration asks for."""
+    """Build the patch embedding of a configuration."""
     return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap, stencil=config.stencil)
 
 
@@ -47,15 +47,15 @@ class LatticeModel(nn.Module):
         return torch.randint(2**62, (images.shape[0],), device=images.device)
 
     def constrain(self) -> None:
-        """Call after every optimiser step: vertices back on their radii, graphs up to date."""
+        """Project vertices to their radii and update the graphs; call after every optimiser step."""
         self.layout.constrain()
 
     def parameter_roles(self) -> dict[str, list[str]]:
-        """role -> parameter names: what the optimiser needs to know of a model."""
+        """Role -> parameter names, for the optimiser."""
         return parameter_roles(self)
 
     def parameter_parts(self) -> dict[str, int]:
-        """part -> number of parameters: the table of docs/paper_map.md, line by line."""
+        """Part -> number of parameters, as in docs/paper_map.md."""
         return parameter_parts(self, self.PARTS)
 
 

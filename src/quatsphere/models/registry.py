@@ -24,13 +24,13 @@ MODELS: dict[str, tuple[type, type]] = {
     "resnet20": (ResNet20Config, ResNet20),
     "linear": (LinearConfig, LinearModel),
 }
-"""name -> (configuration with exactly the seams the model has, model)."""
+"""Model name -> (configuration class, model class)."""
 
 Model = QSV | AttentionNet | ResNet20 | LinearModel
 
 
 def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None, **overrides: Any) -> Model:
-    """A model by name with the paper's defaults; every seam is an override.
+    """Build a model by name with the paper's defaults; every setting of the model can be overridden.
 
     `layout` is "sphere", "plane" or any `Layout` of your own shells. `seed` decides the initial weights: each
     parameter's depend on the seed and its name alone, so parts that two variants share start equal.
@@ -42,7 +42,7 @@ def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None
 
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named model; an unknown name or a seam the model lacks is a ConfigError."""
+    """Return the configuration of a named model; ConfigError for an unknown name or setting."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}{_suggest(name, list(MODELS))}; choose one of {', '.join(MODELS)}")
     kind = MODELS[name][0]
@@ -54,7 +54,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
 
 
 def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = None) -> Model:
-    """The model of a configuration, its initial weights drawn from (seed, name)."""
+    """Build the model of a configuration, with initial weights from (seed, parameter name)."""
     build = MODELS[config.name][1]
     model: Model = build(config, layout) if layout is not None else build(config)
     seed_parameters(model, seed)
