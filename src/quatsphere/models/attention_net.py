@@ -76,7 +76,9 @@ def _learned_positions(config: AttentionConfig) -> int:
 
 
 class AttentionNet(LatticeModel):
-    """567,658 parameters at the paper's size (d = 96): patch 7,488, five steps of 111,840, classifier 970."""
+    """Matched baseline: dot-product attention over the same neighbours, (B, C, Y, X) -> (B, classes).
+
+    567,658 parameters at the paper's size (d = 96): patch 7,488, five steps of 111,840, classifier 970."""
 
     PARTS = (
         ("positions", ".positions"),
@@ -107,7 +109,7 @@ class AttentionNet(LatticeModel):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
+        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
         trace = Trace() if return_trace else NoTrace()
         keys = self.sample_keys(images, sample_keys)
         if not torch.compiler.is_compiling():
