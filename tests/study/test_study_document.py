@@ -25,7 +25,7 @@ from quatsphere.study.document import (
 )
 from quatsphere.study.paper_tables import epoch_table
 from quatsphere.study.results import Results
-from quatsphere.study.tables import format_number
+from quatsphere.study.tables import format_value
 
 ROOT = Path(__file__).parent.parent.parent
 LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results.md"
@@ -149,7 +149,7 @@ def test_results_are_small_and_contain_no_local_path(lite: Results) -> None:
 
 
 def test_number_format() -> None:
-    assert format_number(None) == "-"
-    assert format_number((0.9, 1.8)) == "0.9 to 1.8"
-    assert format_number((1, 2, 3)) == "1, 2, 3"
-    assert format_number(0.123456) == "0.1235"
+    assert format_value(None) == "-"
+    assert format_value((0.9, 1.8)) == "0.9 to 1.8"
+    assert format_value((1, 2, 3)) == "1, 2, 3"
+    assert format_value(0.123456) == "0.1235"

@@ -13,8 +13,8 @@ from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import length_tables, rows_by_length
 from quatsphere.study.paper_tables import PaperTables
-from quatsphere.study.results import Record, at_one_length, read_records
-from quatsphere.study.tables import format_number
+from quatsphere.study.results import CellRecord, at_one_length, read_records
+from quatsphere.study.tables import format_value
 
 KINDS = {
     "trained": ("Claims that need training", "The paper's statements about trained models, judged on these runs."),
@@ -31,8 +31,8 @@ ACCURACY_TEXT = "Percent of test images: means over seeds (range, n). Changes ar
 
 def study_report(
     name: str,
-    records: Sequence[Record],
-    claims: Sequence[Record],
+    records: Sequence[CellRecord],
+    claims: Sequence[CellRecord],
     tables: Sequence[PageTable],
     shown: Sequence[Picture],
 ) -> Report:
@@ -49,7 +49,7 @@ def study_report(
     return Report(f"Study {name}", subtitle, _tiles(records, claims), _facts(records), sections)
 
 
-def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
+def _tiles(records: Sequence[CellRecord], claims: Sequence[CellRecord]) -> list[Tile]:
     """Headline numbers: runs, rows, training time, claims by verdict."""
     diverged = sum(record["status"] == "diverged" for record in records)
     hours = time_text(sum(record.get("seconds") or 0.0 for record in records))
@@ -64,7 +64,7 @@ def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
     return shown
 
 
-def claim_of(found: Record) -> PageClaim:
+def claim_of(found: CellRecord) -> PageClaim:
     """Convert a decided claim to text."""
     paper_n = f" (n = {found['paper_n']})" if found.get("paper_n") else ""
     interval = found.get("interval")
@@ -83,10 +83,10 @@ def claim_of(found: Record) -> PageClaim:
 
 def _number_text(value: Any) -> str:
     """Text of a number, range or list; empty if there is none."""
-    return "" if value is None else format_number(value)
+    return "" if value is None else format_value(value)
 
 
-def cells_table(records: Sequence[Record]) -> PageTable:
+def cells_table(records: Sequence[CellRecord]) -> PageTable:
     """Table of all runs; diverged ones are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
     rows = [
@@ -107,7 +107,7 @@ def cells_table(records: Sequence[Record]) -> PageTable:
     return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
 
-def _facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+def _facts(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
     """Identity of the runs: all values that occur of data, seeds, commits, versions and machines."""
     versions = [
         ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items()) for record in records
@@ -125,7 +125,7 @@ def _facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
-def _distinct_values(records: Iterable[Record], field: str) -> list[Any]:
+def _distinct_values(records: Iterable[CellRecord], field: str) -> list[Any]:
     """Distinct values, in order of appearance."""
     return list(dict.fromkeys(record[field] for record in records if record.get(field) is not None))
 
