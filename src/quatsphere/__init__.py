@@ -6,16 +6,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quatsphere.kernels import quaternion_attention
     from quatsphere.models import QSV, AttentionNet, ResNet20, create_model
+    from quatsphere.train.load import TrainedModel, load
+    from quatsphere.train.run import ResumeOptions, train
 
 __version__ = "0.1.0"
-__all__ = ["QSV", "AttentionNet", "ResNet20", "__version__", "create_model", "quaternion_attention"]
+__all__ = [
+    "QSV",
+    "AttentionNet",
+    "ResNet20",
+    "ResumeOptions",
+    "TrainedModel",
+    "__version__",
+    "create_model",
+    "load",
+    "quaternion_attention",
+    "train",
+]
 
-_HOME = dict.fromkeys(("QSV", "AttentionNet", "ResNet20", "create_model"), "quatsphere.models")
-_HOME["quaternion_attention"] = "quatsphere.kernels"
+_HOME = {
+    "AttentionNet": "quatsphere.models",
+    "QSV": "quatsphere.models",
+    "ResNet20": "quatsphere.models",
+    "ResumeOptions": "quatsphere.train",
+    "TrainedModel": "quatsphere.train.load",
+    "create_model": "quatsphere.models",
+    "load": "quatsphere.train.load",
+    "quaternion_attention": "quatsphere.kernels",
+    "train": "quatsphere.train",
+}
+"""Public name -> module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when it is first needed: `quatsphere --help` and the file rooms answer at once."""
+    """Import public names when they are first used, so that `quatsphere --help` does not import torch."""
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        home = import_module(_HOME[name])
+        return globals().get(name) or getattr(home, name)  # importing `quatsphere.train` defines that name here
     raise AttributeError(f"module 'quatsphere' has no attribute {name!r}")

@@ -18,7 +18,7 @@ from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.diagnostics.measures import pixel_gradients
 from quatsphere.diagnostics.traced_model import part_by_part, shadow, steps_of
 from quatsphere.nn.shell_step import ShellStep
-from quatsphere.train.trainer import look_inside
+from quatsphere.train.trainer import measure_routing
 
 EVERY = torch.ones(4, dtype=torch.bool)
 CASES = {
@@ -104,7 +104,9 @@ def test_a_trace_is_that_of_the_reference() -> None:
         for ours, theirs in zip(trace[name], values, strict=True):
             assert ours.shape == theirs.shape
             assert relative_error(ours.double(), theirs.double()) < 1e-4, name
-    assert look_inside(fused, IMAGES)["routing_entropy"] == pytest.approx(look_inside(slow, IMAGES)["routing_entropy"])
+    assert measure_routing(fused, IMAGES)["routing_entropy"] == pytest.approx(
+        measure_routing(slow, IMAGES)["routing_entropy"]
+    )
 
 
 def test_pixel_gradients_are_those_of_the_reference() -> None:

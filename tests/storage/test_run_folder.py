@@ -173,7 +173,7 @@ def test_metrics_shorter_than_the_checkpoint_knows(run: RunFolder, said: list[st
     run.append_metrics({"epoch": 2})
     assert run.read_metrics() == [{"epoch": 1}, {"epoch": 2}]
     assert len(said) == 2
-    assert "metrics are shorter than the checkpoint knows" in said[1]
+    assert "metrics are shorter than when the checkpoint was written" in said[1]
 
 
 def test_death_before_a_line_leaves_whole_lines(run: RunFolder, forked) -> None:

@@ -19,9 +19,10 @@ from quatsphere.errors import CheckpointError, NumericsError
 from quatsphere.geometry.quaternion import random_unit
 from quatsphere.models import Model, build_model
 from quatsphere.storage.checkpoint import load_last_good
-from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
 from quatsphere.train.batches import Batch, Batches
-from quatsphere.train.checkpointing import first_not_finite, restore_weights
+from quatsphere.train.checkpointing import restore_weights
+from quatsphere.train.step import first_not_finite
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 NAN = float("nan")
@@ -132,7 +133,7 @@ def test_a_vertex_that_is_nowhere_stops_the_run(models: list[Model], tmp_path: P
 def test_a_run_that_crashed_can_go_on(models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched, pytest.raises(NumericsError):
         train(config(), tmp_path / "run", reporter=spoil_input(6, models, patched))
-    train(config(), tmp_path / "run", Choices(resume=True))
+    train(config(), tmp_path / "run", ResumeOptions(resume=True))
     train(config(), tmp_path / "whole")
     assert trace_of(tmp_path / "run") == trace_of(tmp_path / "whole")
 
@@ -220,7 +221,7 @@ def test_repair_renormalises_and_says_what(pair: tuple[Model, dict[str, Tensor]]
     model, weights = pair
     said: list[str] = []
     weights["fields.0.base"] = weights["fields.0.base"] * 1.01
-    restore_weights(model, weights, repair=True, say=said.append)
+    restore_weights(model, weights, repair=True, note=said.append)
     assert said == ["repaired fields.0.base: a norm was off by 1.0e-02"]
     assert (model.fields[0].base.norm(dim=-1) - 1).abs().max() < 1e-6
 

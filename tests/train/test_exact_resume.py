@@ -18,10 +18,10 @@ from tiny_runs import Copies, Process, as_words, change, command, has_step, tiny
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import FAILPOINTS
-from quatsphere.train import Choices, Reporter, train
+from quatsphere.train import Reporter, ResumeOptions, train
 from quatsphere.train.resources import Interrupted
 
-RESUME = Choices(resume=True)
+RESUME = ResumeOptions(resume=True)
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 

@@ -15,7 +15,7 @@ from tiny_runs import Process, tiny_config, trace_of
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.storage.checkpoint import load_last_good
-from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
 from quatsphere.train import checkpointing as keeper
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -93,7 +93,7 @@ def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], 
     last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
     assert last is not None
     assert last.step == 5
-    train(config(), tmp_path / "run", Choices(resume=True))
+    train(config(), tmp_path / "run", ResumeOptions(resume=True))
     assert trace_of(tmp_path / "run") == trace
 
 

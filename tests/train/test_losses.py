@@ -12,7 +12,14 @@ from tiny_runs import tiny_config
 
 from quatsphere.geometry.quaternion import random_unit
 from quatsphere.models import build_model
-from quatsphere.train.losses import Auxiliary, beta_penalty, cross_entropy, head_diversity, smooth_targets, smoothness
+from quatsphere.train.losses import (
+    AuxiliaryLosses,
+    beta_penalty,
+    cross_entropy,
+    head_diversity,
+    smooth_targets,
+    smoothness,
+)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
@@ -109,9 +116,9 @@ def test_beta_penalty_by_hand() -> None:
 def test_auxiliary_terms_by_name_with_coefficients() -> None:
     config = tiny_config()
     model = build_model(config.model)
-    auxiliary = Auxiliary(model, model.parameter_roles(), config.train)
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config.train)
     assert set(auxiliary.terms()) == {"head_diversity", "beta_penalty"}
-    auxiliary.remember()
+    auxiliary.store_fields()
     terms = auxiliary.terms()
     assert terms["smoothness"].item() == pytest.approx(0, abs=1e-8)
     assert terms["beta_penalty"].item() == 0
@@ -124,8 +131,8 @@ def test_auxiliary_terms_by_name_with_coefficients() -> None:
 def test_what_is_remembered_does_not_move_with_the_field() -> None:
     config = tiny_config()
     model = build_model(config.model)
-    auxiliary = Auxiliary(model, model.parameter_roles(), config.train)
-    auxiliary.remember()
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config.train)
+    auxiliary.store_fields()
     with torch.no_grad():
         auxiliary.fields[0].copy_(random_unit(*auxiliary.fields[0].shape[:2]))
     assert auxiliary.terms()["smoothness"].item() > 1e-5
@@ -137,6 +144,6 @@ def test_models_without_quaternions_have_no_auxiliary_losses(name: str) -> None:
 
     shape = {"width": 4} if name == "resnet20" else {"base_vertices": 16, "shells": 2, "dim": 16}
     model = create_model(name, **shape)
-    auxiliary = Auxiliary(model, model.parameter_roles(), tiny_config().train)
-    auxiliary.remember()
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), tiny_config().train)
+    auxiliary.store_fields()
     assert auxiliary.terms() == {}

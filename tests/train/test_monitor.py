@@ -14,11 +14,11 @@ from quatsphere.models import build_model, create_model
 from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter
-from quatsphere.train.checkpointing import Setting
+from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team
 from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
-from quatsphere.train.trainer import MONITORED, Trainer, look_inside
+from quatsphere.train.trainer import MONITORED_IMAGES, Trainer, measure_routing
 
 
 @pytest.mark.parametrize("k", [2, 5, 16])
@@ -57,7 +57,7 @@ def test_field_motion_is_the_mean_rotation_angle() -> None:
 def test_inside_a_model() -> None:
     model = build_model(tiny_config(model={"image_size": 8, "in_channels": 1}).model)
     model.train()
-    inside = look_inside(model, torch.randn(3, 1, 8, 8))
+    inside = measure_routing(model, torch.randn(3, 1, 8, 8))
     assert model.training
     assert {name: len(values) for name, values in inside.items()} == {
         "routing_entropy": 3,
@@ -77,14 +77,14 @@ def test_inside_a_model() -> None:
 def test_parts_give_the_mean_of_the_whole() -> None:
     model = build_model(tiny_config(model={"image_size": 8, "in_channels": 1}).model)
     images = torch.randn(7, 1, 8, 8)
-    whole, parts = look_inside(model, images, batch_size=7), look_inside(model, images, batch_size=3)
+    whole, parts = measure_routing(model, images, batch_size=7), measure_routing(model, images, batch_size=3)
     assert parts.keys() == whole.keys()
     assert parts.pop("beta_heads") == whole.pop("beta_heads")
     assert all(parts[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
 
 
 def test_inside_a_model_without_quaternions() -> None:
-    inside = look_inside(create_model("resnet20", width=4), torch.randn(2, 3, 32, 32))
+    inside = measure_routing(create_model("resnet20", width=4), torch.randn(2, 3, 32, 32))
     assert inside == {name: [] for name in ("routing_entropy", "routing_peak", "beta", "beta_heads", "bound")}
 
 
@@ -97,10 +97,10 @@ def test_the_probe_covers_all_classes(count: int, tmp_path: object) -> None:
     images = levels.byte().view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     val = Split(images, torch.zeros(count, dtype=torch.int64))
     dataset = Dataset(*("x", digits.classes, digits.train, val, digits.test, digits.mean, digits.std, "f", ()))
-    setting = Setting(RunFolder("nowhere"), Team(), torch.device("cpu"), Reporter(), StopSwitch())
+    context = RunContext(RunFolder("nowhere"), Team(), torch.device("cpu"), Reporter(), StopSwitch())
     config = fit_to_data(config, dataset)
-    seen = Trainer(config, dataset, build_model(config.model), setting).probe()[:, 0, 0, 0]
-    assert len(seen) == min(count, MONITORED)
+    seen = Trainer(config, dataset, build_model(config.model), context).monitored_images()[:, 0, 0, 0]
+    assert len(seen) == min(count, MONITORED_IMAGES)
     assert seen.diff().min() >= 0
     ends = (torch.tensor([0.0, 1.0]) - digits.mean) / digits.std
     assert seen[0] == pytest.approx(ends[0].item(), abs=0.05)

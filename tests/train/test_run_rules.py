@@ -17,11 +17,11 @@ from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import Checkpoint
 from quatsphere.storage.safe_yaml import read_yaml
-from quatsphere.train import Choices, Reporter, train
-from quatsphere.train.provenance import circumstances, say_what_changed
+from quatsphere.train import Reporter, ResumeOptions, train
+from quatsphere.train.provenance import note_environment_change, numeric_environment
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-RESUME = Choices(resume=True)
+RESUME = ResumeOptions(resume=True)
 
 
 def config(**more: Any) -> RunConfig:
@@ -197,12 +197,12 @@ def test_data_may_move(own_data: tuple[RunConfig, Path], tmp_path: Path) -> None
 
 def test_changed_circumstances_are_said_in_one_line() -> None:
     said: list[str] = []
-    same = Checkpoint(1, {}, {}, {"circumstances": circumstances(1)})
-    say_what_changed(same, 1, said.append)
+    same = Checkpoint(1, {}, {}, {"circumstances": numeric_environment(1)})
+    note_environment_change(same, 1, said.append)
     assert said == []
-    say_what_changed(same, 2, said.append)
-    older = Checkpoint(1, {}, {}, {"circumstances": {**circumstances(1), "torch": "1.0"}})
-    say_what_changed(older, 1, said.append)
+    note_environment_change(same, 2, said.append)
+    older = Checkpoint(1, {}, {}, {"circumstances": {**numeric_environment(1), "torch": "1.0"}})
+    note_environment_change(older, 1, said.append)
     assert said == [
         "bit-identity is not promised, the checkpoint was written elsewhere (processes 1 -> 2)",
         f"bit-identity is not promised, the checkpoint was written elsewhere (torch 1.0 -> {torch.__version__})",

@@ -15,7 +15,7 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_best, load_checkpoint
-from quatsphere.train import Choices, Evaluation, Progress, evaluate, train
+from quatsphere.train import Evaluation, Progress, ResumeOptions, evaluate, train
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import SplitName
 from quatsphere.train.run import fit_to_data, load_data
@@ -77,7 +77,7 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_does(tmp_path: Path) -> N
     copies = sorted((tmp_path / "copies").iterdir())
     assert len(copies) == 9
     for copy in copies[1::3]:
-        result = train(settings, copy, Choices(resume=True))
+        result = train(settings, copy, ResumeOptions(resume=True))
         assert (result["epochs"], result["best_step"]) == (5, 4)
         assert trace_of(copy) == trace
 

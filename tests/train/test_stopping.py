@@ -20,8 +20,8 @@ from quatsphere.errors import QuatsphereError
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.train import Choices, Progress, Reporter, train
-from quatsphere.train.checkpointing import Setting
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
+from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team
 from quatsphere.train.resources import Interrupted, StopSwitch, stop_switch
 from quatsphere.train.run import fit_to_data, load_data
@@ -110,7 +110,7 @@ def test_the_second_sigint_stops_at_once(moment: str, trace: dict[str, Any], tmp
     life.send(signal.SIGINT)
     assert life.wait() == 130, life.text
     assert not (tmp_path / "run.through").exists()
-    train(config(), tmp_path / "run", Choices(resume=True))
+    train(config(), tmp_path / "run", ResumeOptions(resume=True))
     assert trace_of(tmp_path / "run") == trace
 
 
@@ -121,7 +121,7 @@ def test_before_the_first_step_a_signal_does_not_wait(tmp_path: Path) -> None:
     assert life.wait() == 143, life.text
     assert not (tmp_path / "run.through").exists()
     assert "nothing is lost" in life.text
-    train(config(epochs=2), tmp_path / "run", Choices(resume=True))
+    train(config(epochs=2), tmp_path / "run", ResumeOptions(resume=True))
 
 
 def test_stopping_and_hanging_up_change_nothing(trace: dict[str, Any], tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_stop_while_testing_saves_nothing(tmp_path: Path) -> None:
     dataset = load_data(settings.data, print)
     settings = fit_to_data(settings, dataset)
     stop = StopSwitch()
-    setting = Setting(RunFolder(tmp_path / "run"), Team(), torch.device("cpu"), Reporter(), stop)
-    trainer = Trainer(settings, dataset, build_model(settings.model, seed=5), setting)
-    stop.number = signal.SIGTERM
+    context = RunContext(RunFolder(tmp_path / "run"), Team(), torch.device("cpu"), Reporter(), stop)
+    trainer = Trainer(settings, dataset, build_model(settings.model, seed=5), context)
+    stop.signal_number = signal.SIGTERM
     with pytest.raises(Interrupted) as stopped:
         trainer.test()
     assert stopped.value.exit_code == 143

@@ -26,7 +26,7 @@ from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter, train
 from quatsphere.train.batches import Batch
-from quatsphere.train.checkpointing import Setting
+from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
@@ -74,9 +74,9 @@ def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool)
     """A trainer that writes nothing; `double` computes everything in float64."""
     dataset = load_data(settings.data, print)
     settings = fit_to_data(settings, dataset)
-    setting = Setting(RunFolder(folder), team, torch.device("cpu"), Reporter(), StopSwitch())
+    context = RunContext(RunFolder(folder), team, torch.device("cpu"), Reporter(), StopSwitch())
     model = build_model(settings.model)
-    trainer = Trainer(settings, dataset, model.double() if double else model, setting)
+    trainer = Trainer(settings, dataset, model.double() if double else model, context)
     if double:
         exact = trainer.batches.batch
 
@@ -94,7 +94,7 @@ def train_steps(trainer: Trainer, count: int) -> None:
     for _ in range(count):
         trainer.train_step(progress.step_in_epoch)
         if progress.step_in_epoch == trainer.batches.steps:
-            trainer.auxiliary.remember()
+            trainer.step.auxiliary.store_fields()
             progress.epoch += 1
             progress.begin_epoch()
 
@@ -224,13 +224,13 @@ def test_what_stops_the_first_stops_all(tmp_path: Path) -> None:
 
 def test_alone_everything_is_trivial() -> None:
     with join_team() as team:
-        assert (team.rank, team.world, team.leads) == (0, 1, True)
+        assert (team.rank, team.world, team.is_rank_zero) == (0, 1, True)
         assert team.any(True)
         assert not team.any(False)
-        assert team.lead(lambda: "done") == "done"
+        assert team.on_rank_zero(lambda: "done") == "done"
         assert torch.equal(team.sum(torch.ones(2)), torch.ones(2))
-        team.agree("mood", "good")
-        team.share_buffers([torch.ones(1)])
+        team.assert_same("mood", "good")
+        team.broadcast_buffers([torch.ones(1)])
 
 
 PLACE = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "1", "QUATSPHERE_TIMEOUT": "1"}
@@ -289,7 +289,7 @@ def test_a_hang_shows_where_every_process_stands(tmp_path: Path) -> None:
     assert team[1].wait() == -signal.SIGKILL
     assert "another process does not answer (" in team[0].text
     for rank, place in enumerate(("in any", "in wait_for_ever")):
-        head, _, stack = team[rank].text.partition(" it stands at\n")
+        head, _, stack = team[rank].text.partition(" its stacks:\n")
         assert head == f"quatsphere: note: rank {rank} has exchanged nothing for 2 s;"
         assert place in stack
 

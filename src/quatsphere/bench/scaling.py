@@ -10,7 +10,7 @@ from quatsphere.bench.step import TrainingStep
 from quatsphere.bench.timing import interleave, peak_mb, summary
 from quatsphere.errors import ConfigError
 from quatsphere.models.registry import model_config
-from quatsphere.runtime import keep_freed_memory
+from quatsphere.runtime import disable_malloc_trimming
 
 SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
 """Vertices in all shells; five shells hold 1, 1.5, 2, 2.5 and 3 tenths of them."""
@@ -43,7 +43,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
         steps[0].repulse()
 
     peak = peak_mb(start)
-    keep_freed_memory()  # the laps as in training; before, it would hide memory from the peak
+    disable_malloc_trimming()  # the laps as in training; before, it would hide memory from the peak
     model = steps[0].model
     laps = summary(interleave({"step": steps[0]}, rounds)["step"])
     return {

@@ -32,7 +32,7 @@ class Shell(nn.Module):
         else:
             self.register_buffer("positions", positions)
         self.register_buffer("radius", positions.norm(dim=-1, keepdim=True), persistent=False)
-        self.settle()
+        self.mark_projected()
 
     @property
     def count(self) -> int:
@@ -52,9 +52,9 @@ class Shell(nn.Module):
         """Put every vertex back on its radius, if any moved: "every vertex lies exactly on its shell's radius"."""
         if self.positions._version != self._settled:
             self.positions.mul_(self.radius / self.positions.norm(dim=-1, keepdim=True))
-            self.settle()
+            self.mark_projected()
 
-    def settle(self) -> None:
+    def mark_projected(self) -> None:
         """Take the vertices where they are as being on their radius: `project_` leaves them until they move."""
         self._settled = self.positions._version
 

@@ -37,7 +37,7 @@ def measure_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
 def measure(config: RunConfig, dataset: Dataset, weights: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a model with these weights."""
     model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, weights, say=lambda message: None)
+    restore_weights(model, weights, note=lambda message: None)
     seen = diagnose(model, dataset, images=TRACED, accuracy_images=EVALUATED, seed=config.train.seed, only=SECTIONS)
     return digest(seen)
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
-from quatsphere.runtime import keep_freed_memory
+from quatsphere.runtime import disable_malloc_trimming
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.measure import measure_run
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import diverged_record, finished_record
-from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
 
 PATIENCE = 60.0
 """Seconds to wait for a predecessor that is still saving."""
@@ -87,7 +87,7 @@ def make_cell(request: Request, reporter: Reporter | None = None) -> dict[str, A
     Path(request.run).parent.mkdir(parents=True, exist_ok=True)
     with alone(Path(f"{request.run}.lock")):
         try:
-            result = train(config, request.run, Choices(resume=True), reporter)
+            result = train(config, request.run, ResumeOptions(resume=True), reporter)
         except NumericsError as error:
             return diverged_record(request.identity, config, run, str(error))
         return {**finished_record(request.identity, config, run, result), "diagnostics": look(run, config)}
@@ -131,7 +131,7 @@ def stop_with_parent() -> None:
 
 def main() -> int:
     """Answer one request: news, then `record` or `error`."""
-    keep_freed_memory()
+    disable_malloc_trimming()
     request = Request(**json.loads(sys.stdin.readline()))
     sys.stdout = sys.stderr  # what a library prints belongs in the log
     stop_with_parent()
