@@ -1,4 +1,4 @@
-"""Real processes and real small disks: what the tests of this room share."""
+"""Fixtures of the storage tests: forked processes, small and read-only disks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.disks import mounted_tmpfs
 
 Forked = Callable[..., int]
 
 
 @pytest.fixture
 def forked() -> Forked:
-    """`forked(work, NAME=value)` runs `work()` in a process of its own, returns its exit code (0, 1 or how it died).
+    """`forked(work, NAME=value)` runs `work()` in a forked process and returns its exit code, negative for a signal.
 
-    A fork, not a new interpreter: importing torch again would take seconds per death.
+    A new interpreter would take seconds to import torch.
     """
 
     def run(work: Callable[[], object], **environment: str) -> int:
@@ -39,19 +40,14 @@ def forked() -> Forked:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB; skipped where this user may not mount one."""
-    disk = tmp_path / "small disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    """File system of 1 MiB."""
+    with mounted_tmpfs(tmp_path / "small disk", "1m") as disk:
+        yield disk
 
 
 @pytest.fixture
 def read_only_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder in which nothing can be made; root ignores permissions, so for root it is a read-only disk."""
+    """Folder that cannot be written; root ignores permissions, so for root it is a read-only disk."""
     if os.geteuid() != 0:
         folder = tmp_path / "read-only"
         folder.mkdir(mode=0o500)

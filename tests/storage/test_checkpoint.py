@@ -1,4 +1,4 @@
-"""The last good checkpoint is never lost: to a kill at any point of a save, to damage, to a full disk, to pruning."""
+"""The last good checkpoint survives kills at any point of a save, damage, full disks and pruning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POINTS = [name for name in atomic.FAILPOINTS if name != "before_metrics"]
 
 
 def make(step: int, size: int = 50) -> Checkpoint:
-    """A checkpoint whose tensors tell its step."""
+    """Checkpoint whose tensors follow from its step."""
     generator = torch.Generator().manual_seed(step)
     weights = {"q": torch.randn(size, 4, generator=generator), "step": torch.tensor(step)}
     return Checkpoint(step, weights, {"q.exp_avg": torch.randn(size, 3, generator=generator)}, {"epoch": step // 10})
@@ -92,21 +92,21 @@ def test_saving_a_step_again_keeps_files_and_updates_meta(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_death_in_a_save_loses_nothing(tmp_path: Path, forked, point: str) -> None:
-    """Every pass through every point of a save of step 20: the newest checkpoint is a whole 10 or a whole 20."""
-    die_everywhere(tmp_path, forked, point)
+def test_kill_during_a_save_loses_nothing(tmp_path: Path, forked, point: str) -> None:
+    """Kill a save of step 20 at every call of a failpoint: the newest checkpoint is a complete 10 or 20."""
+    kill_at_every_call(tmp_path, forked, point)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-def test_forty_deaths_and_more_at_each_point(tmp_path: Path, forked, point: str) -> None:
-    for life in range(14):
-        (tmp_path / str(life)).mkdir()
-        die_everywhere(tmp_path / str(life), forked, point)
+def test_repeated_kills_at_each_point(tmp_path: Path, forked, point: str) -> None:
+    for trial in range(14):
+        (tmp_path / str(trial)).mkdir()
+        kill_at_every_call(tmp_path / str(trial), forked, point)
 
 
-def die_everywhere(tmp_path: Path, forked, point: str) -> None:
-    deaths = 0
+def kill_at_every_call(tmp_path: Path, forked, point: str) -> None:
+    kills = 0
     for nth in range(1, 20):
         folder = tmp_path / str(nth)
         save_checkpoint(folder, make(10), best=True)
@@ -119,15 +119,15 @@ def die_everywhere(tmp_path: Path, forked, point: str) -> None:
         if code == 0:
             break
         assert code == 137
-        deaths += 1
+        kills += 1
         save_checkpoint(folder, make(20), best=True)
         atomic.remove_leftovers(folder)
         assert sorted(p.name for p in folder.iterdir()) == ["best", "last", "step-000010", "step-000020"]
-    assert deaths == {"before_rename": 3, "after_rename": 3}.get(point, 5)
+    assert kills == {"before_rename": 3, "after_rename": 3}.get(point, 5)
 
 
 CALLS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
-"""Events of Python's audit, each raised just before its system call; `os.rename` also stands for `os.replace`."""
+"""Audit events of Python, each raised just before its system call; `os.rename` includes `os.replace`."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -139,15 +139,15 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def strike_before_call(nth: int, strike: Callable[[], None]) -> None:
-    """Strike this process just before its n-th call that changes a folder or opens a file to write."""
+def act_before_call(nth: int, action: Callable[[], None]) -> None:
+    """Call `action` just before the n-th call of this process that changes a folder or opens a file to write."""
     left = [nth]
 
     def count(event: str, words: tuple) -> None:
         if event in CALLS or (event == "open" and words[2] & WRITING):
             left[0] -= 1
             if left[0] == 0:
-                strike()
+                action()
 
     sys.addaudithook(count)
 
@@ -155,27 +155,27 @@ def strike_before_call(nth: int, strike: Callable[[], None]) -> None:
 OLD, NEW = make(20), replace(make(20), weights={"q": torch.ones(50, 4), "step": torch.tensor(20)})
 
 
-@pytest.mark.parametrize(("strike", "older"), [(kill, []), (kill, [make(10)]), (interrupt, [])])
-def test_a_step_that_is_replaced_is_never_lost(tmp_path: Path, forked, strike, older: list[Checkpoint]) -> None:
-    """Struck before every single call: step 20 is whole, the old one or the new one, for readers and the next life."""
+@pytest.mark.parametrize(("action", "older"), [(kill, []), (kill, [make(10)]), (interrupt, [])])
+def test_replaced_step_is_never_lost(tmp_path: Path, forked, action, older: list[Checkpoint]) -> None:
+    """Interrupted before each call, step 20 is complete, the old or the new one, for readers and the next process."""
     seen: list[bool] = []
     for nth in range(1, 200):
         folder = tmp_path / str(nth)
         for checkpoint in [*older, OLD]:
             save_checkpoint(folder, checkpoint, best=True)
 
-        def replace_it(folder: Path = folder, nth: int = nth) -> None:
-            strike_before_call(nth, strike)
+        def replace_step(folder: Path = folder, nth: int = nth) -> None:
+            act_before_call(nth, action)
             save_checkpoint(folder, NEW, best=True)
 
-        code = forked(replace_it)
+        code = forked(replace_step)
         survivor = load_best(folder)
         seen.append(torch.equal(survivor.weights["q"], NEW.weights["q"]))
         assert_same(survivor, NEW if seen[-1] else OLD)
         assert_same(load_last_good(folder, refuse_warning), survivor)
         if code == 0:
             break
-        assert code == (-signal.SIGKILL if strike is kill else 1)
+        assert code == (-signal.SIGKILL if action is kill else 1)
         save_checkpoint(folder, NEW, best=True)
         atomic.remove_leftovers(folder)
         assert_same(load_best(folder), NEW)
@@ -188,8 +188,8 @@ def test_a_step_that_is_replaced_is_never_lost(tmp_path: Path, forked, strike, o
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_new_life_ends_what_was_cut_short(tmp_path: Path, replaced: bool) -> None:
-    """The only writer puts names right: the one that waits aside comes back, or goes if its successor is there."""
+def test_lock_finishes_an_interrupted_replacement(tmp_path: Path, replaced: bool) -> None:
+    """A step that was moved aside is moved back, or deleted if the new one exists."""
     folder = tmp_path / "checkpoints"
     save_checkpoint(folder, OLD, best=True)
     os.rename(folder / "step-000020", folder / "step-000020.old")
@@ -203,8 +203,8 @@ def test_a_new_life_ends_what_was_cut_short(tmp_path: Path, replaced: bool) -> N
 
 
 def kill_at_random_times(folder: Path, kills: int) -> None:
-    """A process saves on and on; whenever it is killed, the newest checkpoint is whole and steps never go back."""
-    dice, newest = random.Random(0), 0
+    """Kill a process that keeps saving at random times: the newest checkpoint is complete and steps never decrease."""
+    dice, newest, longest = random.Random(0), 0, 0.06
     for _ in range(kills):
         pid = os.fork()
         if pid == 0:
@@ -214,12 +214,14 @@ def kill_at_random_times(folder: Path, kills: int) -> None:
                     prune(folder, 2)
             finally:
                 os._exit(1)
-        time.sleep(dice.uniform(0.0, 0.06))
+        time.sleep(dice.uniform(0.0, longest))
         os.kill(pid, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         survivor = load_last_good(folder, refuse_warning)
         atomic.remove_leftovers(folder)
-        if survivor is not None:
+        if survivor is None:
+            longest *= 2  # a busy machine
+        else:
             assert survivor.step >= newest
             assert_same(survivor, make(survivor.step))
             assert survivor.step < 3 or load_best(folder).step == survivor.step // 3 * 3
@@ -236,35 +238,35 @@ def test_many_random_kills(tmp_path: Path) -> None:
     kill_at_random_times(tmp_path, 200)
 
 
-def test_damage_falls_back_and_says_so(tmp_path: Path) -> None:
+def test_damaged_checkpoint_falls_back_with_a_note(tmp_path: Path) -> None:
     for step in (1180, 1190, 1200):
         save_checkpoint(tmp_path, make(step), best=step != 1190)
     damage(tmp_path, 1200)
-    said: list[str] = []
-    assert_same(load_last_good(tmp_path, said.append), make(1190))
-    assert said == ["checkpoint step 1200 is damaged (hash); falling back to step 1190"]
+    notes: list[str] = []
+    assert_same(load_last_good(tmp_path, notes.append), make(1190))
+    assert notes == ["checkpoint step 1200 is damaged (hash); falling back to step 1190"]
     assert pointers(tmp_path) == ("step-001180", "step-001190")
     os.truncate(tmp_path / "step-001190" / "state.safetensors", 100)
-    said.clear()
-    assert_same(load_last_good(tmp_path, said.append), make(1180))
-    assert said[1] == "checkpoint step 1190 is damaged (size); falling back to step 1180"
+    notes.clear()
+    assert_same(load_last_good(tmp_path, notes.append), make(1180))
+    assert notes[1] == "checkpoint step 1190 is damaged (size); falling back to step 1180"
 
 
-def test_nothing_good_left_is_an_error(tmp_path: Path) -> None:
+def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
     for step in (10, 20):
         save_checkpoint(tmp_path, make(step), best=True)
         damage(tmp_path, step, "manifest.json")
-    said: list[str] = []
+    notes: list[str] = []
     with pytest.raises(
         CheckpointError, match=r"^no good checkpoint left \(.*: 2 damaged\); start again under another name$"
     ):
-        load_last_good(tmp_path, said.append)
-    assert len(said) == 1
+        load_last_good(tmp_path, notes.append)
+    assert len(notes) == 1
     with pytest.raises(CheckpointError, match="step 20 is damaged"):
         load_best(tmp_path)
 
 
-def test_given_up_steps_are_replaced_and_pruned(tmp_path: Path) -> None:
+def test_abandoned_steps_are_replaced_and_pruned(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save_checkpoint(tmp_path, make(step), best=False)
     damage(tmp_path, 20)
@@ -276,7 +278,7 @@ def test_given_up_steps_are_replaced_and_pruned(tmp_path: Path) -> None:
     assert steps(tmp_path) == [10, 20]
 
 
-def test_prune_keeps_newest_best_and_what_they_call_best(tmp_path: Path) -> None:
+def test_prune_keeps_newest_and_best(tmp_path: Path) -> None:
     for step in range(10, 90, 10):
         save_checkpoint(tmp_path, make(step), best=step in (20, 30, 80))
     prune(tmp_path, 3)
@@ -300,7 +302,7 @@ def test_prune_deletes_nothing_unless_last_is_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "step-000099", "../../etc", "x" * 1000, "\0", "step-000010\nstep-000020"])
-def test_odd_pointers_harm_nobody(tmp_path: Path, text: str) -> None:
+def test_invalid_pointers_do_no_harm(tmp_path: Path, text: str) -> None:
     save_checkpoint(tmp_path, make(10), best=True)
     for name in ("best", "last"):
         (tmp_path / name).write_text(text)
@@ -312,7 +314,7 @@ def test_odd_pointers_harm_nobody(tmp_path: Path, text: str) -> None:
 
 
 def test_newer_format_is_not_damage(tmp_path: Path) -> None:
-    """Falling back would throw away the newer program's work."""
+    """Falling back to an older checkpoint would discard the newer version's work."""
     save_checkpoint(tmp_path, make(10), best=True)
     manifest = save_checkpoint(tmp_path, make(20), best=True) / "manifest.json"
     manifest.write_bytes(seal({**unseal(manifest.read_bytes()), "format": 2, "quatsphere": "9.9"}))
@@ -321,7 +323,7 @@ def test_newer_format_is_not_damage(tmp_path: Path) -> None:
 
 
 class Gadget:
-    """Makes a marker file when unpickled."""
+    """Creates a marker file when unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -331,8 +333,8 @@ class Gadget:
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
-def test_pickle_under_a_good_seal_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
-    """An attacker can compute hashes too, so the hash is not what keeps code out."""
+def test_pickle_with_a_valid_digest_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
+    """An attacker can compute digests, so they cannot be the protection against code."""
     path = save_checkpoint(tmp_path / "checkpoints", make(10), best=True)
     torch.save(Gadget(tmp_path / "marker"), path / name)
     with pytest.raises(CheckpointError, match=r"step 10 is damaged \((larger than|size|hash)"):
@@ -347,7 +349,7 @@ def test_pickle_under_a_good_seal_is_refused_and_not_run(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("kilobytes", [0, 3, 6, 100, 150])
 def test_full_disk_keeps_the_previous_checkpoint(small_disk: Path, kilobytes: int) -> None:
-    """Fill the disk until so many kB are free; a checkpoint of 0.2 MB fails, the older one loads, then it goes on."""
+    """With `kilobytes` free, a checkpoint of 0.2 MB fails and the older one loads; later saves succeed."""
     folder = small_disk / "checkpoints"
     save_checkpoint(folder, make(1190, size=7000), best=True)
     (small_disk / "filler").write_bytes(bytes(atomic.free_bytes(small_disk) // 4096 * 4096 - kilobytes * 1000))
@@ -363,7 +365,7 @@ def test_full_disk_keeps_the_previous_checkpoint(small_disk: Path, kilobytes: in
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("format-*/step-*")), ids=lambda path: path.parent.name)
 def test_every_released_format_loads(path: Path) -> None:
-    """Fixtures stay for ever. Made by `save_checkpoint(FIXTURES / "format-N", make_fixture(), best=True)`."""
+    """Fixtures of released formats, made with `save_checkpoint(FIXTURES / "format-N", ..., best=True)`, stay."""
     loaded = load_checkpoint(path)
     assert loaded.step == 3
     assert loaded.meta == {"epoch": 1, "accuracy": 0.1, "name": "été", "none": None}

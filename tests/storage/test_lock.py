@@ -1,4 +1,4 @@
-"""Two processes never hold one folder, and the death of one frees it."""
+"""A folder is locked by one process at a time, and its death releases the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quatsphere.storage.lock import folder_lock
 
 @contextmanager
 def another_holder(path: Path) -> Iterator[int]:
-    """A real process that holds the lock until the block ends by killing it."""
+    """Process that holds the lock and is killed at the end of the block."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -39,13 +39,13 @@ def another_holder(path: Path) -> Iterator[int]:
 
 
 def lock_once(path: Path) -> list[str]:
-    said: list[str] = []
-    with folder_lock(path, "x", said.append):
+    notes: list[str] = []
+    with folder_lock(path, "x", notes.append):
         pass
-    return said
+    return notes
 
 
-def test_second_process_is_refused_and_a_dead_one_replaced(tmp_path: Path) -> None:
+def test_lock_of_a_live_process_is_refused_and_of_a_dead_one_taken_over(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with another_holder(path) as pid:
         since = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[-+]\d\d:\d\d"
@@ -54,8 +54,8 @@ def test_second_process_is_refused_and_a_dead_one_replaced(tmp_path: Path) -> No
             CheckpointError, match=rf"^run 'x' is locked by {holder}; wait for its end or use another name$"
         ):
             lock_once(path)
-    (said,) = lock_once(path)
-    assert re.fullmatch(rf"took over a stale lock of run 'x': {holder} is gone", said)
+    (note,) = lock_once(path)
+    assert re.fullmatch(rf"took over a stale lock of run 'x': {holder} is gone", note)
 
 
 def test_clean_end_and_exception_leave_no_stale_lock(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_clean_end_and_exception_leave_no_stale_lock(tmp_path: Path) -> None:
     assert lock_once(path) == []
 
 
-def test_lock_is_exclusive_within_a_process_too(tmp_path: Path) -> None:
+def test_lock_is_exclusive_within_a_process(tmp_path: Path) -> None:
     with (
         folder_lock(tmp_path / ".lock", "x", print),
         pytest.raises(CheckpointError, match=f"locked by pid {os.getpid()} "),
@@ -75,6 +75,6 @@ def test_lock_is_exclusive_within_a_process_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"[]", b'{"pid": 3}'])
-def test_half_signed_stale_lock_is_taken_over(tmp_path: Path, text: bytes) -> None:
+def test_incomplete_stale_lock_is_taken_over(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".lock").write_bytes(text)
     assert lock_once(tmp_path / ".lock") == ["took over a stale lock of run 'x': another process is gone"]

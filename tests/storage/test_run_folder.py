@@ -1,4 +1,4 @@
-"""A run folder is never overwritten, never shared, and its metrics are whole lines."""
+"""Run folders: claims, locks, and metrics in whole lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quatsphere.storage.safe_yaml import write_yaml
 
 
 @pytest.fixture
-def said() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
-def run(tmp_path: Path, said: list[str]) -> RunFolder:
-    run = RunFolder(tmp_path / "x", said.append)
+def run(tmp_path: Path, notes: list[str]) -> RunFolder:
+    run = RunFolder(tmp_path / "x", notes.append)
     run.claim(resume=False)
     return run
 
@@ -50,7 +50,7 @@ def test_existing_run_is_not_overwritten(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_folder_of_another_program_is_not_used(run: RunFolder, resume: bool) -> None:
+def test_folder_with_other_files_is_refused(run: RunFolder, resume: bool) -> None:
     (run.path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match=r"^'x' holds other files and no run \(.*: thesis\.tex\); use another name$"):
         run.claim(resume=resume)
@@ -65,7 +65,7 @@ def test_folder_with_leftovers_only_counts_as_empty(run: RunFolder, forked) -> N
 
 
 @pytest.mark.parametrize("name", ["with space", "ünïcödé-模型", "a" * 200, "-x", "quo'te", "new\nline"])
-def test_odd_names_work(tmp_path: Path, name: str) -> None:
+def test_unusual_names(tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / name)
     run.claim(resume=False)
     with run.lock():
@@ -73,7 +73,7 @@ def test_odd_names_work(tmp_path: Path, name: str) -> None:
     assert run.read_metrics() == [{"epoch": 1}]
 
 
-def test_deep_path_of_300_characters_works(tmp_path: Path) -> None:
+def test_path_of_300_characters(tmp_path: Path) -> None:
     parent = tmp_path / ("d" * 150) / ("e" * 150)
     parent.mkdir(parents=True)
     RunFolder(parent / "x").claim(resume=False)
@@ -99,7 +99,7 @@ def test_impossible_paths_are_one_line(tmp_path: Path, name: str, reason: str) -
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_path_with_no_room_for_checkpoints_is_refused_now(tmp_path: Path) -> None:
+def test_path_too_long_for_checkpoints_is_refused(tmp_path: Path) -> None:
     parent = tmp_path
     while len(str(parent)) < 3950:
         parent /= "d" * 100
@@ -108,7 +108,7 @@ def test_path_with_no_room_for_checkpoints_is_refused_now(tmp_path: Path) -> Non
         RunFolder(parent / ("x" * 120)).claim(resume=False)
 
 
-def test_read_only_places_are_refused(read_only_folder: Path) -> None:
+def test_read_only_folders_are_refused(read_only_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot use run folder \(.*: (Read-only file system|Permission denied)\)"):
         RunFolder(read_only_folder / "x").claim(resume=False)
     with pytest.raises(ConfigError, match="cannot write to run"):
@@ -116,7 +116,7 @@ def test_read_only_places_are_refused(read_only_folder: Path) -> None:
 
 
 def test_second_process_is_refused(run: RunFolder, forked) -> None:
-    def intrude() -> None:
+    def lock_again() -> None:
         with (
             pytest.raises(CheckpointError, match=f"run 'x' is locked by pid {os.getppid()} on host .* since "),
             run.lock(),
@@ -124,23 +124,23 @@ def test_second_process_is_refused(run: RunFolder, forked) -> None:
             pass
 
     with run.lock():
-        assert forked(intrude) == 0
+        assert forked(lock_again) == 0
 
 
-def test_stale_lock_and_leftovers_are_cleared(run: RunFolder, said: list[str], forked) -> None:
-    def die_locked() -> None:
+def test_stale_lock_and_leftovers_are_cleared(run: RunFolder, notes: list[str], forked) -> None:
+    def exit_with_lock() -> None:
         with run.lock():
             run.checkpoints.mkdir()
             (run.checkpoints / f"step-000007.tmp.{os.getpid()}").mkdir()
             atomic.write_json(run.result, {})
 
-    assert forked(die_locked, QUATSPHERE_FAILPOINT="half_written") == 137
+    assert forked(exit_with_lock, QUATSPHERE_FAILPOINT="half_written") == 137
     assert not run.finished
     with run.lock():
         assert sorted(os.listdir(run.path)) == [".lock", "checkpoints"]
         assert os.listdir(run.checkpoints) == []
-    assert len(said) == 1
-    assert "took over a stale lock of run 'x': pid" in said[0]
+    assert len(notes) == 1
+    assert "took over a stale lock of run 'x': pid" in notes[0]
 
 
 def test_metrics_are_json_lines_with_null_for_nan(run: RunFolder) -> None:
@@ -150,7 +150,7 @@ def test_metrics_are_json_lines_with_null_for_nan(run: RunFolder) -> None:
     assert run.read_metrics() == [{"epoch": 1, "loss": None, "beta": [0.5, None]}, {"epoch": 2, "name": "é"}]
 
 
-def test_metrics_are_cut_where_the_checkpoint_says(run: RunFolder) -> None:
+def test_metrics_are_truncated_to_an_offset(run: RunFolder) -> None:
     assert run.metrics_offset() == 0
     run.truncate_metrics(0)
     run.append_metrics({"epoch": 1})
@@ -164,7 +164,7 @@ def test_metrics_are_cut_where_the_checkpoint_says(run: RunFolder) -> None:
     assert run.read_metrics() == [{"epoch": 1}, {"epoch": 2}]
 
 
-def test_metrics_shorter_than_the_checkpoint_knows(run: RunFolder, said: list[str]) -> None:
+def test_metrics_shorter_than_the_offset(run: RunFolder, notes: list[str]) -> None:
     run.truncate_metrics(50)
     run.append_metrics({"epoch": 1})
     with open(run.metrics, "ab") as file:
@@ -172,11 +172,11 @@ def test_metrics_shorter_than_the_checkpoint_knows(run: RunFolder, said: list[st
     run.truncate_metrics(1000)
     run.append_metrics({"epoch": 2})
     assert run.read_metrics() == [{"epoch": 1}, {"epoch": 2}]
-    assert len(said) == 2
-    assert "metrics are shorter than when the checkpoint was written" in said[1]
+    assert len(notes) == 2
+    assert "metrics are shorter than when the checkpoint was written" in notes[1]
 
 
-def test_death_before_a_line_leaves_whole_lines(run: RunFolder, forked) -> None:
+def test_kill_before_a_line_leaves_whole_lines(run: RunFolder, forked) -> None:
     def append() -> None:
         for epoch in range(5):
             run.append_metrics({"epoch": epoch})
@@ -185,14 +185,14 @@ def test_death_before_a_line_leaves_whole_lines(run: RunFolder, forked) -> None:
     assert run.read_metrics() == [{"epoch": 0}, {"epoch": 1}]
 
 
-def test_damaged_lines_are_said_and_left_out(run: RunFolder, said: list[str]) -> None:
+def test_damaged_lines_are_noted_and_left_out(run: RunFolder, notes: list[str]) -> None:
     run.metrics.write_bytes(b'{"epoch": 1}\n\xff\xfe\n[1]\n{"a":' + b"[" * 5000 + b'\n{"epoch": 2}\n')
     assert run.read_metrics() == [{"epoch": 1}, {"epoch": 2}]
-    assert [message.split(" is damaged")[0] for message in said] == ["line 2", "line 3", "line 4"]
+    assert [message.split(" is damaged")[0] for message in notes] == ["line 2", "line 3", "line 4"]
 
 
-def test_full_disk_costs_lines_not_the_run(small_disk: Path, said: list[str]) -> None:
-    run = RunFolder(small_disk / "x", said.append)
+def test_full_disk_loses_lines_and_continues(small_disk: Path, notes: list[str]) -> None:
+    run = RunFolder(small_disk / "x", notes.append)
     run.claim(resume=False)
     run.append_metrics({"epoch": 1})
     filler = small_disk / "filler"
@@ -203,11 +203,11 @@ def test_full_disk_costs_lines_not_the_run(small_disk: Path, said: list[str]) ->
     run.append_metrics({"epoch": 4})
     run.append_metrics({"epoch": 5})
     assert run.read_metrics() == [{"epoch": 1}, {"epoch": 4, "lines_lost_before": 2}, {"epoch": 5}]
-    assert len(said) == 1
-    assert said[0].startswith("no space for metrics (")
+    assert len(notes) == 1
+    assert notes[0].startswith("no space for metrics (")
 
 
-def test_other_errors_of_metrics_are_one_line(run: RunFolder) -> None:
+def test_other_metrics_errors_are_one_line(run: RunFolder) -> None:
     run.metrics.mkdir()
     with pytest.raises(ResourceError, match=r"^cannot write metrics \(.*: Is a directory\); check the disk$"):
         run.append_metrics({"epoch": 1})

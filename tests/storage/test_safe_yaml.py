@@ -1,4 +1,4 @@
-"""Settings come back as written; everything clever in a YAML file is refused, with its line."""
+"""Settings round trip through YAML; everything else in a YAML file is refused with its line."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_repeated_values_are_written_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", "+1e-3", "0.001", "1.0e-3", ".1e-2"])
-def test_every_spelling_of_a_number_is_a_number(tmp_path: Path, text: str) -> None:
+def test_every_notation_of_a_number(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, f"lr: {text}") == {"lr": 0.001}
 
 
-def test_words_with_e_and_dates_stay_text(tmp_path: Path) -> None:
+def test_text_like_numbers_and_dates_stays_text(tmp_path: Path) -> None:
     settings = read(tmp_path, "a: 1e\nb: e5\nc: 12e-x\nd: 2024-13-45\ne: 1e5x\n")
     assert settings == {"a": "1e", "b": "e5", "c": "12e-x", "d": "2024-13-45", "e": "1e5x"}
 
@@ -58,7 +58,7 @@ MARKER = "/tmp/quatsphere-yaml-marker"
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{n}: &{n} [{', '.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)
 )
-ATTACKS = {
+UNSAFE = {
     "object": (f"a: 1\nb: !!python/object/apply:os.system ['touch {MARKER}']", 2, "python/object/apply:os.system"),
     "object new": ("a: !!python/object/new:type {args: [x, [], {}]}", 1, "python/object/new:type"),
     "name": ("a: !!python/name:os.system", 1, "python/name:os.system"),
@@ -90,9 +90,9 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_are_refused_with_their_line(tmp_path: Path, attack: str) -> None:
-    text, line, reason = ATTACKS[attack]
+@pytest.mark.parametrize("kind", UNSAFE)
+def test_unsafe_yaml_is_refused_with_its_line(tmp_path: Path, kind: str) -> None:
+    text, line, reason = UNSAFE[kind]
     start = time.perf_counter()
     with pytest.raises(ConfigError) as info:
         read(tmp_path, text)

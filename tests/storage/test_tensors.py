@@ -1,4 +1,4 @@
-"""Bytes that are not safetensors are refused and never run."""
+"""Safetensors round trip; other bytes are refused and never run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quatsphere.storage.checkpoint import dump_tensors, parse_tensors
 
 
 class Gadget:
-    """Makes a marker file when unpickled."""
+    """Creates a marker file when unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -93,7 +93,7 @@ def _framed(header: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", malicious(Path("unused")))
-def test_anything_else_is_refused_and_nothing_runs(tmp_path: Path, kind: str) -> None:
+def test_other_bytes_are_refused_and_never_run(tmp_path: Path, kind: str) -> None:
     marker = tmp_path / "marker"
     message = r"^refused: not a safetensors file \(/x/weights: .*\); only safetensors are read$"
     with pytest.raises(CheckpointError, match=message) as info:
@@ -102,7 +102,7 @@ def test_anything_else_is_refused_and_nothing_runs(tmp_path: Path, kind: str) ->
     assert not marker.exists()
 
 
-def test_edited_headers_give_tensors_or_one_error() -> None:
+def test_edited_headers_give_tensors_or_an_error() -> None:
     data = dump_tensors({"a": torch.ones(3), "b": torch.zeros(2, 2, dtype=torch.int64)})
     dice = random.Random(0)
     for _ in range(500):

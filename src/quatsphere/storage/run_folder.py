@@ -38,6 +38,11 @@ class RunFolder:
 
     def __init__(self, path: str | Path, note: Callable[[str], None] = print_note) -> None:
         self.path = Path(path)
+        self.config = self.path / "config.yaml"  # every setting
+        self.environment = self.path / "environment.json"  # versions, commit, machine
+        self.metrics = self.path / "metrics.jsonl"  # one line per epoch, append-only
+        self.checkpoints = self.path / "checkpoints"  # step folders and the pointers `best` and `last`
+        self.result = self.path / "result.json"  # written once, at the end
         self.note = note
         self._lines_lost = 0
         self._noted_full = False
@@ -46,31 +51,6 @@ class RunFolder:
     def name(self) -> str:
         """Name of the run in messages."""
         return self.path.absolute().name
-
-    @property
-    def config(self) -> Path:
-        """Every setting of the run."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, commit, machine."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per record, append-only."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Step folders and the pointers `best` and `last`."""
-        return self.path / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        """Written once, at the end."""
-        return self.path / "result.json"
 
     @property
     def finished(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quatsphere.data import Dataset, Split
-from quatsphere.data.augment import normalize
+from quatsphere.data.augment import normalized_batches
 from quatsphere.models.scoring import Evaluation, batch_logits
 
 SplitName = Literal["train", "val", "test"]
@@ -28,14 +28,8 @@ def predict_logits(
     progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "n classes"]:
     """Logits of uint8 images, normalised as the data set's and not augmented; `progress(done, total)` per batch."""
-
-    def batches() -> Iterator[Tensor]:
-        for start in range(0, len(images), batch_size):
-            yield normalize(images[start : start + batch_size], dataset.mean, dataset.std)
-            if progress is not None:
-                progress(min(start + batch_size, len(images)), len(images))
-
-    return batch_logits(model, batches(), len(dataset.classes))
+    batches = normalized_batches(images, dataset.mean, dataset.std, batch_size, progress)
+    return batch_logits(model, batches, len(dataset.classes))
 
 
 def evaluate(

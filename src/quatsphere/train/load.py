@@ -12,7 +12,7 @@ import torch
 
 from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from quatsphere.data import Dataset
-from quatsphere.data.augment import normalize
+from quatsphere.data.augment import normalized_batches
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
 from quatsphere.models.registry import model_config
@@ -59,8 +59,7 @@ class TrainedModel:
         names, given = split_images(images)
         pixels = [image_pixels(image, self.config, name) for name, image in zip(names, given, strict=True)]
         mean, std = (torch.tensor(self.meta[key]) for key in ("mean", "std"))
-        starts = range(0, len(pixels), PREDICTION_BATCH)
-        batches = (normalize(torch.stack(pixels[i : i + PREDICTION_BATCH]), mean, std) for i in starts)
+        batches = normalized_batches(torch.stack(pixels), mean, std, PREDICTION_BATCH) if pixels else ()
         logits = batch_logits(self.model, batches, len(self.classes))
         return Predictions(tuple(names), self.classes, logits.softmax(1))
 

@@ -31,20 +31,16 @@ def commit() -> str | None:
 
     Cached from the start of the run: the tree may change before its end.
     """
-    folder = Path(quatsphere.__file__).parent
+    folder = str(Path(quatsphere.__file__).parent)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
     try:
-        words = ["git", "-C", str(folder)]
-        head = subprocess.run([*words, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
-        dirty = subprocess.run(
-            [*words, "status", "--porcelain", "--", str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", folder) else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
 
 
 def versions() -> dict[str, str]:
@@ -119,14 +115,14 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
 
     `fitted` states that the configuration has the sizes of the data. A setting newer than the run has its default.
     """
-    stored, asked = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
+    stored, requested = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
     if stored.get("model.name") == config.model.name:
         stored = {**_defaults(config), **stored}
     free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
     differing = [
-        f"{key}: {stored.get(key)!r} in the run, {asked.get(key)!r} now"
-        for key in {**stored, **asked}
-        if key not in free and stored.get(key) != asked.get(key)
+        f"{key}: {stored.get(key)!r} in the run, {requested.get(key)!r} now"
+        for key in {**stored, **requested}
+        if key not in free and stored.get(key) != requested.get(key)
     ]
     if differing:
         more = f" and {len(differing) - 10} more" if len(differing) > 10 else ""

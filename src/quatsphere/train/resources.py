@@ -93,7 +93,7 @@ class StopSwitch:
 
     def __init__(self) -> None:
         self.signal_number = 0
-        """Signal that asked the run to stop, 0 for none; the training loop reads it."""
+        """Number of the signal to stop, 0 for none; the training loop reads it."""
         self.deferred = False
 
     def defer(self) -> None:

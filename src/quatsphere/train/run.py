@@ -139,7 +139,7 @@ def require_trainable(config: TrainConfig, dataset: Dataset) -> None:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Whether and how to continue a run that exists."""
+    """Options for continuing a run that exists."""
 
     resume: bool = False
     """Continue from the last good checkpoint, or start if there is none; without it an existing run is an error."""

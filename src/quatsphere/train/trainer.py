@@ -186,7 +186,7 @@ class Trainer:
     # Checkpoints and stopping.
 
     def save_if_due(self) -> None:
-        """Save every so many steps or seconds; the last step of an epoch is saved by `end_epoch`."""
+        """Save if the saver is due; the last step of an epoch is saved by `end_epoch`."""
         if self.progress.step_in_epoch < self.batches.steps and self.saver.due(self.progress.step):
             self.save(best=False)
 

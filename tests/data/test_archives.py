@@ -1,4 +1,4 @@
-"""FAULTS 6 and 7, G7, G21: archives by strangers give bytes or one line, and never touch the disk."""
+"""Untrusted archives give bytes or a one-line error and never write to the disk."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tiny_runs import tiny_config, tiny_run, write_idx
 from PIL import Image
-from tiny_runs import tiny_config, tiny_run, write_idx
 
 import quatsphere
 from quatsphere import TrainedModel, load

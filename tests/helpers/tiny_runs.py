@@ -1,4 +1,4 @@
-"""Runs so small that a test can afford to kill them: a tiny QSV on 64 digits, in processes of their own."""
+"""Tiny training runs for tests: a small QSV on 64 digits, in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quatsphere.train import Progress, Reporter, train
 from quatsphere.train.provenance import config_to_dict
 
 TIMES = ("seconds", "images_per_second", "epoch_start", "commit")
-"""What may differ between two runs; the tree may be committed to while a test runs."""
+"""Fields that may differ between equal runs; the commit may change while a test runs."""
 
 
 def tiny_config(
@@ -33,7 +33,7 @@ def tiny_config(
     optim: dict[str, Any] | None = None,
     **train: Any,
 ) -> RunConfig:
-    """Four steps of 16 images per epoch, three epochs; every group may be changed."""
+    """Configuration with three epochs of four steps of 16 images; every group can be changed."""
     return RunConfig(
         DataConfig(
             **{"name": "digits", "train_limit": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
@@ -52,7 +52,7 @@ def tiny_config(
 
 
 def as_words(config: RunConfig, run: Path, *more: str) -> list[str]:
-    """The words that ask the command for a configuration."""
+    """Arguments of the command for a configuration."""
     words = [
         f"--{group}.{name}={'null' if value is None else value}"
         for group, fields in config_to_dict(config).items()
@@ -62,7 +62,7 @@ def as_words(config: RunConfig, run: Path, *more: str) -> list[str]:
 
 
 def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """Training images and labels as IDX files: a data set that a test may change."""
+    """Write training images and labels as IDX files: a data set that a test can change."""
     folder.mkdir(exist_ok=True)
     for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
         head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
@@ -70,13 +70,13 @@ def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 
 class Copies(Reporter):
-    """Keeps a copy of the run folder as it is after every step, under the step's number."""
+    """Copies the run folder after every step, under the step's number."""
 
     def __init__(self, run: Path, copies: Path) -> None:
         self.run, self.copies = run, copies
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        """The newest checkpoint here is that of the step before."""
+        """Copy the folder, whose newest checkpoint is that of the previous step."""
         if (self.run / "checkpoints").is_dir():
             self.keep(f"step-{progress.step - 1}")
 
@@ -86,7 +86,7 @@ class Copies(Reporter):
 
 
 def trace_of(run: Path) -> dict[str, Any]:
-    """Everything of a run that must repeat bit for bit: hashes of all tensors, metrics and result without times."""
+    """Everything in a run that repeats bit for bit: hashes of all tensors, metrics and result without times."""
     last = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip()
     manifest = json.loads((last / "manifest.json").read_text())
     progress = without_times(manifest["meta"]["progress"])
@@ -103,28 +103,25 @@ def trace_of(run: Path) -> dict[str, Any]:
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what differs from run to run."""
+    """A record without the fields that differ between equal runs."""
     return {key: value for key, value in record.items() if key not in TIMES}
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file."""
+    """Hex digest of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Process:
-    """`work()` in a process of its own: a fork, because importing torch again would take seconds.
-
-    What it prints is in `log`. With real signals, real deaths and real exit codes.
-    """
+    """`work()` in a forked process, because importing torch again would take seconds; its output goes to `log`."""
 
     def __init__(self, work: Callable[[], int | None], log: Path, **environment: str) -> None:
         self.log = log
         self.pid = os.fork()
         if self.pid == 0:
-            self._live(work, environment)
+            self._run(work, environment)
 
-    def _live(self, work: Callable[[], int | None], environment: dict[str, str]) -> None:
+    def _run(self, work: Callable[[], int | None], environment: dict[str, str]) -> None:
         code = 99
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -134,22 +131,22 @@ class Process:
             code = work() or 0
         except BaseException:
             traceback.print_exc()
-        finally:  # whatever happens: the child must never go on as a second pytest
+        finally:  # the child must never continue as a second pytest
             try:
                 sys.stdout.flush()
             finally:
                 os._exit(code)
 
     def wait(self) -> int:
-        """The exit code, negative for a signal that killed it."""
+        """Wait for the end and return the exit code, negative for a signal that killed it."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def send(self, number: int) -> None:
-        """A signal."""
+        """Send a signal."""
         os.kill(self.pid, number)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
-        """Wait for something the process does; an early end is a failure."""
+        """Wait until the condition holds; an early end of the process is a failure."""
         end = time.monotonic() + seconds
         while not condition():
             done, status = os.waitpid(self.pid, os.WNOHANG)
@@ -159,30 +156,30 @@ class Process:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.log.read_text()
 
 
 def command(config: RunConfig, run: Path, *more: str, **environment: str) -> Process:
-    """`quatsphere train` with this configuration, in a process of its own; logs beside the run folder."""
+    """Start `quatsphere train` with this configuration in a separate process; the log is beside the run folder."""
     log = run.with_name(f"{run.name}-{time.monotonic_ns()}.log")
     return Process(lambda: main(as_words(config, run, *more)), log, **environment)
 
 
 def has_step(run: Path, step: int) -> Callable[[], bool]:
-    """Whether a checkpoint of this step or a later one is there."""
+    """Condition that a checkpoint of this step or a later one exists."""
 
-    def look() -> bool:
+    def check() -> bool:
         return any(int(path.name.split("-")[1]) >= step for path in run.glob("checkpoints/step-??????"))
 
-    return look
+    return check
 
 
 def tiny_run(run: Path, config: RunConfig | None = None, **train_settings: Any) -> dict[str, Any]:
-    """Train here and now."""
+    """Train in this process."""
     return train(config or tiny_config(**train_settings), run)
 
 
 def change(config: RunConfig, group: str, **fields: Any) -> RunConfig:
-    """The configuration with other fields in one group."""
+    """Return the configuration with other fields in one group."""
     return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **fields)})

@@ -1,4 +1,4 @@
-"""FAULTS 4 and G7: CIFAR's pickles are read, no other pickle does anything."""
+"""CIFAR's pickles are read; other pickles are refused and never run."""
 
 from __future__ import annotations
 

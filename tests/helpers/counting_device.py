@@ -1,8 +1,8 @@
-"""Train on a made-up accelerator whose memory is the CPU's: every operation runs and is counted, none may mix devices.
+"""Train on an emulated accelerator in CPU memory: operations are counted, and mixing devices is an error.
 
-torch lets a Python backend take the place of an accelerator (`PrivateUse1`). A tensor of this one holds a CPU tensor;
-the operations that reach it are those that would reach a GPU. Registering a backend is final for a process, so
-`test_accelerator.py` runs this file as a script: JSON of {label: [model, overrides]} in, counts per step out.
+torch allows a Python backend in place of an accelerator (`PrivateUse1`). A tensor of this one holds a CPU tensor; the
+operations that reach it are those that would reach a GPU. A backend cannot be unregistered, so `test_accelerator.py`
+runs this file as a script: JSON of {label: [model, overrides]} in, counts per step out.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _setup_privateuseone_for_python_backend("counting")
 torch.counting.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore[attr-defined]
 DEVICE, CPU = torch.device("counting", 0), torch.device("cpu")
 WAITS = {"_local_scalar_dense", "nonzero", "bincount", "equal", "masked_select", "_unique2", "unique_dim"}
-"""Operations whose result, or its size, the host waits for."""
+"""Operations for whose result, or its size, the host waits."""
 KINDS = ("launches", "waits", "uploads")
 counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
 """Launches by operation, waits and uploads by function of the package."""
 
 
-def place() -> str:
-    """The innermost function of the package that is running, or autograd."""
+def location() -> str:
+    """Innermost function of the package on the stack, or `autograd`."""
     own = [line for line in traceback.extract_stack() if "/quatsphere/" in line.filename]
     return f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "autograd"
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of the device: shape, type, and `held`, the CPU tensor with its numbers."""
+    """Tensor of the device: shape, type, and `held`, the CPU tensor with its values."""
 
     held: torch.Tensor
 
@@ -72,35 +72,35 @@ class OnDevice(torch.Tensor):
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation on the CPU tensors behind its arguments, and count it."""
+    """Run an operation on the CPU tensors of its arguments and count it."""
     given = tensors((*args, *kwargs.values()))
     name = func._schema.name.removeprefix("aten::")
     copies = name in ("copy_", "_to_copy")
     if not copies and any(not isinstance(x, OnDevice) and x.dim() for x in given):
-        raise RuntimeError(f"{name} of tensors on two devices at {place()}")
+        raise RuntimeError(f"{name} of tensors on two devices at {location()}")
     behind = {id(x.held): x for x in given if isinstance(x, OnDevice)}
     down = copies and (kwargs.get("device") == CPU or not isinstance(given[0], OnDevice))
     inside = {key: CPU if key == "device" else each(held, value) for key, value in kwargs.items()}
     out = func(*each(held, args), **inside)
-    assert all(x.shape == x.held.shape for x in behind.values()), f"{name} resizes a tensor at {place()}"
+    assert all(x.shape == x.held.shape for x in behind.values()), f"{name} resizes a tensor at {location()}"
     if copies and (down or len(behind) < len(given)):
-        counts["waits" if down else "uploads"][place()] += 1
+        counts["waits" if down else "uploads"][location()] += 1
     elif name in WAITS or (name.startswith("index") and any(x.dtype == torch.bool for x in tensors(args[1]))):
-        counts["waits"][f"{name} {place()}"] += 1
+        counts["waits"][f"{name} {location()}"] += 1
     elif "empty" not in name and (func._schema.is_mutable or not shares_memory(tensors(out), behind.values())):
         counts["launches"][name] += 1
     return out if down else each(lambda x: behind[id(x)] if id(x) in behind else OnDevice(x), out)
 
 
 def each(function: Any, value: Any) -> Any:
-    """The value with a function applied to its tensors, in lists and tuples as well."""
+    """Apply a function to the tensors of a value, also inside lists and tuples."""
     if isinstance(value, (list, tuple)):
         return type(value)([each(function, item) for item in value])
     return function(value) if isinstance(value, torch.Tensor) else value
 
 
 def held(x: torch.Tensor) -> torch.Tensor:
-    """The CPU tensor behind a tensor of the device."""
+    """CPU tensor of a tensor of the device."""
     return x.held if isinstance(x, OnDevice) else x
 
 
@@ -112,13 +112,13 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def shares_memory(results: list[torch.Tensor], arguments: Any) -> bool:
-    """Whether results only look at memory that exists."""
+    """True if all results are views of the arguments."""
     memory = {x.held.untyped_storage().data_ptr() for x in arguments}
     return bool(results) and all(x.untyped_storage().data_ptr() in memory for x in results)
 
 
 def allocate(name: str) -> Any:
-    """A kernel that makes a tensor on the device."""
+    """Kernel that creates a tensor on the device."""
 
     def make(*args: Any, **kwargs: Any) -> OnDevice:
         if "empty" not in name:
@@ -129,14 +129,14 @@ def allocate(name: str) -> Any:
 
 
 def upload(source: torch.Tensor, target: OnDevice, non_blocking: bool = False) -> OnDevice:
-    """A constant that `torch.tensor(..., device=...)` made on the host."""
-    counts["uploads"][place()] += 1
+    """Copy a constant made by `torch.tensor(..., device=...)` to the device."""
+    counts["uploads"][location()] += 1
     target.held.copy_(source)
     return target
 
 
 class Launched:
-    """A Triton kernel, interpreted on the CPU tensors behind its arguments."""
+    """Triton kernel, interpreted on the CPU tensors of its arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -150,7 +150,7 @@ class Launched:
 
 
 class Steps(Reporter):
-    """Keeps what each step asked of the device."""
+    """Stores the counts of each step."""
 
     def __init__(self) -> None:
         self.counts: list[dict[str, dict[str, int]]] = []
@@ -163,7 +163,7 @@ class Steps(Reporter):
 
 
 def measure(config: RunConfig, folder: Path, device: torch.device) -> Steps:
-    """A whole run, from the first step to the test, on a device."""
+    """Train and test on a device; return the counts."""
     importlib.import_module("quatsphere.train.run").pick_device = lambda *_: device  # type: ignore[attr-defined]
     steps = Steps()
     train(config, folder, reporter=steps)
@@ -171,7 +171,7 @@ def measure(config: RunConfig, folder: Path, device: torch.device) -> Steps:
 
 
 def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Two epochs of two steps of every model, the last step with repulsion, and the losses of the same on the CPU."""
+    """Counts and losses of two epochs of two steps, the last with repulsion, and the losses on the CPU."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
