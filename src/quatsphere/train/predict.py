@@ -16,10 +16,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from quatsphere.config import RunConfig
-from quatsphere.data.archives import shown
-from quatsphere.data.images import TooLarge, decode, to_rgb
-from quatsphere.data.images import fit as fit_image
-from quatsphere.errors import DataError
+from quatsphere.data.decode import TooLarge, decode, fit_image, to_rgb
+from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
 
 LARGEST_FILE = 1 << 30
@@ -79,7 +77,7 @@ def read_image_file(path: Path, size: int, fit: str) -> UInt8[Tensor, "3 size si
     except (OSError, ValueError) as error:  # BadImage is a ValueError, and so is a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         cure = "resize it" if isinstance(error, TooLarge) else "give a PNG, JPEG or WebP file"
-        raise DataError(f"cannot read {shown(str(path))} ({reason}); {cure}") from error
+        raise DataError(f"cannot read {printable(str(path))} ({reason}); {cure}") from error
 
 
 def _pil_pixels(image: Image.Image, size: int, fit: str) -> UInt8[Tensor, "3 size size"]:
@@ -140,5 +138,5 @@ class Predictions:
     def __repr__(self) -> str:
         rows = zip(self.names, self.top(), strict=True)
         return "\n".join(
-            f"{shown(name)}  {'  '.join(f'{label} {p:.3f}' for label, p in top.items())}" for name, top in rows
+            f"{printable(name)}  {'  '.join(f'{label} {p:.3f}' for label, p in top.items())}" for name, top in rows
         )
