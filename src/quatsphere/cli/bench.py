@@ -47,9 +47,9 @@ def run(words: list[str]) -> int:
 
 def _read(path: str) -> dict[str, Any]:
     """Read a saved record."""
-    from quatsphere.report.run_files import read_object
+    from quatsphere.report.run_files import read_json_object
 
-    content = read_object(Path(path))
+    content = read_json_object(Path(path))
     if content is None:
         raise ConfigError(f"no saved figures in {path}; make them with 'quatsphere bench --json FILE'")
     return content

@@ -1,4 +1,4 @@
-"""Small pictures: pixels come out as they went in, and every patch is where it looks."""
+"""Small pictures keep their pixels, and patches are placed as in the image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from quatsphere.geometry.plane import flat_lattice
-from quatsphere.report.pictures import patch_sheet, picture_of, png_uri, to_rgb
+from quatsphere.report.image_samples import mean_colours, patch_sheet, png_uri, rgb_pixels
 
 RNG = np.random.default_rng(0)
 
@@ -23,9 +23,9 @@ def decoded(uri: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_a_picture_keeps_its_pixels(channels: int) -> None:
+def test_png_keeps_the_pixels(channels: int) -> None:
     image = RNG.integers(0, 256, (channels, 5, 7)).astype(np.uint8)
-    pixels = decoded(png_uri(picture_of(image)))
+    pixels = decoded(png_uri(rgb_pixels(image)))
     assert pixels.shape == (5, 7, 3)
     for colour in range(3):
         assert np.array_equal(pixels[..., colour], image[colour if channels >= 3 else 0])
@@ -33,13 +33,13 @@ def test_a_picture_keeps_its_pixels(channels: int) -> None:
 
 def test_mean_colour() -> None:
     samples = RNG.random((4, 25, 3))
-    assert np.allclose(to_rgb(samples), samples.mean(1))
-    assert np.array_equal(to_rgb(np.full((4, 25, 1), 0.5)), np.full((4, 3), 0.5))
-    assert to_rgb(np.full((4, 25, 1), 2.0)).max() == 1
+    assert np.allclose(mean_colours(samples), samples.mean(1))
+    assert np.array_equal(mean_colours(np.full((4, 25, 1), 0.5)), np.full((4, 3), 0.5))
+    assert mean_colours(np.full((4, 25, 1), 2.0)).max() == 1
 
 
-def test_patches_of_a_lattice_lie_as_the_lattice() -> None:
-    """Patches whose colour is their place: rows get brighter downwards, columns to the right, none is lost."""
+def test_patches_of_a_lattice_keep_their_order() -> None:
+    """Patches coloured by their coordinates get brighter downwards and to the right."""
     places = np.repeat(flat_lattice(64, 8).numpy()[:, None], 25, axis=1)
     shuffled = RNG.permutation(64)
     samples = np.concatenate(((places + 1) / 2, np.zeros((64, 25, 1))), axis=-1)

@@ -1,4 +1,4 @@
-"""The report of a run from its files alone: finished, unfinished, with and without diagnostics."""
+"""The report of a run from its files: finished, unfinished, with and without predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from quatsphere.report.page import Card, Report, write_report
 from quatsphere.report.run_files import RunFiles
-from quatsphere.report.run_report import Looks, run_report, time_text
+from quatsphere.report.run_report import RunReportInputs, run_report, time_text
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "qsv", "shells": 2},
@@ -50,7 +50,7 @@ def titles(report: Report) -> list[str]:
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
-    report = run_report(files(tmp_path), Looks(images={"train": 1000, "test": 8}))
+    report = run_report(files(tmp_path), RunReportInputs(images={"train": 1000, "test": 8}))
     assert report.tiles[0].value == "0.7500"
     assert titles(report) == ["Results", "Diagnostics", "Settings"]
     rows = report.sections[0].tables[0].rows
@@ -69,7 +69,9 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metrics", [[], METRICS])
 def test_an_unfinished_run(metrics: list[dict[str, Any]], tmp_path: Path) -> None:
-    report = run_report(files(tmp_path, result=None, metrics=metrics), Looks(missing="no checkpoint yet; train it"))
+    report = run_report(
+        files(tmp_path, result=None, metrics=metrics), RunReportInputs(missing="no checkpoint yet; train it")
+    )
     assert "not finished" in report.subtitle
     assert [tile.value for tile in report.tiles] == ["0.2500" if metrics else "-", str(len(metrics))]
     assert titles(report)[0] == "Predictions"
@@ -77,16 +79,16 @@ def test_an_unfinished_run(metrics: list[dict[str, Any]], tmp_path: Path) -> Non
     write_report(tmp_path / "r.html", report)
 
 
-def test_cards_say_whether_they_are_right(tmp_path: Path) -> None:
+def test_cards_mark_wrong_predictions(tmp_path: Path) -> None:
     cards = [Card("test image 0", "data:,", None, "b", 0.5, "c"), Card("test image 1", "data:,", None, "b", 0.5, "b")]
-    report = run_report(files(tmp_path), Looks(cards=cards))
+    report = run_report(files(tmp_path), RunReportInputs(cards=cards))
     write_report(tmp_path / "r.html", report)
     page = (tmp_path / "r.html").read_text()
     assert page.count('class="card wrong"') == page.count('class="card right"') == 1
-    assert page.count("is c") == 1
+    assert page.count("true: c") == 1
 
 
-def test_times_for_people() -> None:
+def test_durations_as_text() -> None:
     assert [time_text(seconds) for seconds in (5, 61, 150, 3600, 7500)] == [
         "5 s",
         "61 s",

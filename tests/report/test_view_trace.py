@@ -1,4 +1,4 @@
-"""The trace file: what is written is read back, to the precision that fixed point promises."""
+"""Trace files are read back within the precision of fixed point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from quatsphere.errors import DataError
-from quatsphere.report.view import FORMAT, Trace, read_trace, write_trace
+from quatsphere.report.view import FORMAT, ViewTrace, read_trace, write_trace
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +31,7 @@ def test_precision(tmp_path: Path) -> None:
         "colour.0": RNG.integers(0, 256, (2, 8, 3)).astype(np.uint8),
     }
     meta = {"run": "<b> \u7403 \udcff", "steps": []}
-    write_trace(tmp_path / "t.safetensors", Trace(meta, arrays))
+    write_trace(tmp_path / "t.safetensors", ViewTrace(meta, arrays))
     back = read_trace(tmp_path / "t.safetensors")
     assert back.meta == meta
     assert back.arrays.keys() == arrays.keys()
@@ -43,10 +43,10 @@ def test_precision(tmp_path: Path) -> None:
         assert np.array_equal(back.arrays[name], arrays[name])
 
 
-def test_the_ends_of_the_scales(tmp_path: Path) -> None:
-    """0, 1 and -1 come back exactly; nothing wraps around."""
+def test_ends_of_the_scales(tmp_path: Path) -> None:
+    """0, 1 and -1 are read back exactly, without overflow."""
     arrays = {"weights.0": np.array([0.0, 1.0]), "field.0": np.array([-1.0, 0.0, 1.0]), "features.0": np.zeros(3)}
-    write_trace(tmp_path / "t.safetensors", Trace({}, arrays))
+    write_trace(tmp_path / "t.safetensors", ViewTrace({}, arrays))
     back = read_trace(tmp_path / "t.safetensors").arrays
     assert back["weights.0"].tolist() == pytest.approx([0, 1], abs=1e-12)
     assert back["field.0"].tolist() == pytest.approx([-1, 0, 1], abs=1e-12)
@@ -65,12 +65,12 @@ def test_the_ends_of_the_scales(tmp_path: Path) -> None:
         save({"a": np.zeros(3)}, metadata={"view": json.dumps({"format": FORMAT})})[:-4],
     ],
 )
-def test_anything_else_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_other_files_are_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "t.safetensors").write_bytes(content)
     with pytest.raises(DataError, match="not the trace of a view"):
         read_trace(tmp_path / "t.safetensors")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the trace \(.*nowhere"):
         read_trace(tmp_path / "nowhere")
