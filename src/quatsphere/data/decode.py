@@ -73,7 +73,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             ImageOps.exif_transpose(image, in_place=True)
-            return _finish(_to_rgb(image), size, fit, str(image.format))
+            return _finish(to_rgb(image), size, fit, str(image.format))
     except Image.DecompressionBombError as error:  # ours, or Pillow's own limit, which is higher
         raise TooLarge(f"more than {MAX_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
@@ -82,7 +82,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
         raise BadImage(str(error).strip().split("\n")[0] or type(error).__name__) from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB (rules 3 and 4)."""
     if image.mode.startswith("I"):
         high = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)

@@ -16,7 +16,7 @@ from quatsphere.study.plan import make_config
 from quatsphere.study.record import finished_record
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.scales import data_location
-from quatsphere.train import Choices, Reporter, train
+from quatsphere.train import Reporter, ResumeOptions, train
 from quatsphere.train.evaluation import unpack_indices
 
 NOISE = 1.96 * math.sqrt(2) * 0.007
@@ -34,7 +34,7 @@ def retrain(
     if record is None or record["status"] != "finished":
         raise ConfigError(f"no finished cell {cell!r} in {results.path}; see 'quatsphere study status'")
     config = make_config({**record["config"], "data.root": data_location(record["dataset"], data_root)})
-    result = train(config, run_dir, Choices(resume=True), reporter)
+    result = train(config, run_dir, ResumeOptions(resume=True), reporter)
     identity = {key: record[key] for key in ("cell", "dataset", "variant", "seed")}
     return compare_records(record, finished_record(identity, config, RunFolder(run_dir), result))
 
