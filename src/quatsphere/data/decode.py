@@ -39,8 +39,8 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 FIT_MODES = ("crop", "squash")
 MAX_PIXELS = 64_000_000
 MAX_WORKERS = 16
-CHUNK_FILES = (512, 4096)
-"""Minimum and maximum number of files per subprocess; starting one takes as long as decoding 2,000 small images."""
+MIN_CHUNK_FILES = 512
+"""Minimum number of small files per subprocess; starting one takes as long as decoding 2,000 of them."""
 CHUNK_BYTES = 32 << 20
 """Maximum size of a chunk's files, and of its decoded pixels."""
 WORKER_SCRIPT = __file__
@@ -170,8 +170,7 @@ def decode_files(
     """
     decoded, done = DecodedFiles.empty(len(files), size), 0
     workers = min(_usable_cores(), MAX_WORKERS)
-    smallest, largest = CHUNK_FILES
-    count = min(max(-(-len(files) // workers), smallest), largest, max(CHUNK_BYTES // (3 * size**2), 1))
+    count = min(max(-(-len(files) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
     pool = ThreadPoolExecutor(workers)
     try:
         chunks = [range(start, min(start + count, len(files))) for start in range(0, len(files), count)]

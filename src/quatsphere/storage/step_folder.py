@@ -39,7 +39,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     return fields
 
 
-FORMAT = 1
+CHECKPOINT_FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,12})")
 _ASIDE = ".old"
@@ -159,7 +159,7 @@ def _manifest(content: StepFolder) -> bytes:
     """Bytes of the manifest; a NaN in meta is an error, because null in its place would make a resume differ."""
     files = {WEIGHTS: content.weights, STATE: content.state}
     fields = {
-        "format": FORMAT,
+        "format": CHECKPOINT_FORMAT,
         "quatsphere": quatsphere.__version__,
         "step": content.step,
         "best": content.best,
@@ -174,10 +174,10 @@ def _manifest(content: StepFolder) -> bytes:
 
 def _refuse_newer(path: Path, fields: dict[str, Any]) -> None:
     written = int(fields["format"])
-    if written > FORMAT:
+    if written > CHECKPOINT_FORMAT:
         raise CheckpointError(
             f"checkpoint written by quatsphere {fields['quatsphere']} (format {written}), "
-            f"this is {quatsphere.__version__} (format {FORMAT}) ({path}); upgrade quatsphere"
+            f"this is {quatsphere.__version__} (format {CHECKPOINT_FORMAT}) ({path}); upgrade quatsphere"
         )
 
 

@@ -29,7 +29,7 @@ from quatsphere.train.run import load_data
 PREDICTION_BATCH = 64
 """Images per forward pass of `predict`."""
 Note = Callable[[str], None]
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
@@ -64,7 +64,7 @@ class TrainedModel:
         return Predictions(tuple(names), self.classes, logits.softmax(1))
 
     def dataset(
-        self, root: str | Path | None = None, *, note: Note | None = None, progress: Progress | None = None
+        self, root: str | Path | None = None, *, note: Note | None = None, progress: ProgressCallback | None = None
     ) -> Dataset:
         """Load the data of the run, from `root` if it has moved; CheckpointError for any other data."""
         config = self.config.data if root is None else dataclasses.replace(self.config.data, root=str(root))
@@ -77,7 +77,11 @@ class TrainedModel:
         return dataset
 
     def evaluate(
-        self, split: SplitName = "test", data: Dataset | str | Path | None = None, *, progress: Progress | None = None
+        self,
+        split: SplitName = "test",
+        data: Dataset | str | Path | None = None,
+        *,
+        progress: ProgressCallback | None = None,
     ) -> Evaluation:
         """Evaluate on a split of the run's data, of the same data at another path, or of a loaded data set."""
         return evaluate(self.model, self._data(data), split, progress=progress)
