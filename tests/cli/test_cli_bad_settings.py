@@ -158,10 +158,10 @@ def test_fault_16_files_that_are_no_settings(fails: Fails, tmp_path: Path) -> No
 
 def test_environment_is_named_as_the_source(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUATSPHERE_TRAIN__EPOCHS", "two")
-    fails(2, r"train.epochs must be a whole number: got 'two' \(environment\)", "train", "--print_config")
+    fails(2, r"train.epochs must be a whole number: got 'two' \(environment\)", "train", "--print-config")
     monkeypatch.setenv("QUATSPHERE_TRAIN__EPOCHS", "2")
     monkeypatch.setenv("QUATSPHERE_TRIAN__SEED", "2")
-    fails(2, r"unknown key 'trian.seed' \(environment\); did you mean 'train.seed'", "train", "--print_config")
+    fails(2, r"unknown key 'trian.seed' \(environment\); did you mean 'train.seed'", "train", "--print-config")
 
 
 def test_fault_17_a_run_is_never_overwritten(tiny: list[str], tiny_run: Path, fails: Fails) -> None:
@@ -279,7 +279,7 @@ def test_a_bug_of_ours_is_one_line_too(fails: Fails, monkeypatch: pytest.MonkeyP
     def boom(*_: object) -> None:
         raise KeyError("odd\nthing")
 
-    monkeypatch.setattr("quatsphere.cli.train.resolve", boom)
+    monkeypatch.setattr("quatsphere.cli.train.make_parser", boom)
     fails(1, r"KeyError: 'odd\\nthing' \(test_cli_bad_settings.py, line \d+\); this is a bug", "train")
     for error, code, text in (
         (MemoryError(), 6, "out of memory .the system gave no more.; use a smaller --train.batch_size"),
@@ -291,5 +291,5 @@ def test_a_bug_of_ours_is_one_line_too(fails: Fails, monkeypatch: pytest.MonkeyP
         def stop(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("quatsphere.cli.train.resolve", stop)
+        monkeypatch.setattr("quatsphere.cli.train.make_parser", stop)
         fails(code, text, "train")

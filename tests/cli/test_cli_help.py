@@ -13,8 +13,8 @@ import pytest
 
 import quatsphere
 from quatsphere.cli.main import VERBS
-from quatsphere.cli.parser import MODEL_CONFIGS, group_types
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import MODEL_CONFIGS, group_types
 
 NOT_SCIENCE = [
     "data.root",
@@ -96,10 +96,10 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
         (["train", "--lr=3"], "unknown option '--lr'; did you mean '--optim.peak_lr'?"),
         (["train", "--run_dir", "x"], "unknown option '--run_dir'; did you mean '--run-dir'?"),
         (["train", "--modle.bound", "none"], "unknown option '--modle.bound'; did you mean '--model.bound'?"),
-        (["train", "--print_conf"], "unknown option '--print_conf'; did you mean '--print_config'?"),
+        (["train", "--print_conf"], "unknown option '--print_conf'; did you mean '--print-config'?"),
         (["train", "x"], "unexpected word 'x'; options start with --, see --help"),
-        (["train", "--preset"], "argument --preset: expected one argument; see --help"),
-        (["train", "-c"], "argument -c/--config: expected one argument; see --help"),
+        (["train", "--preset"], "--preset needs a value; see --help"),
+        (["train", "-c"], "-c/--config needs a value; see --help"),
         (["train", "--train.epochs"], "--train.epochs needs a value; see --help"),
         (
             ["train", "--train", "x"],
@@ -111,8 +111,8 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
         (["train"], "train needs a folder for the run; add --run-dir DIR"),
         (["evaluate"], "the following arguments are required: RUN; see --help"),
         (["evaluate", "x", "--split", "all"], "argument --split: invalid choice: 'all'"),
-        (["predict", "x", "y", "--top", "0"], "argument --top: must be a whole number >= 1: got '0'; see --help"),
-        (["info", "--batch", "-1"], "argument --batch: "),
+        (["predict", "x", "y", "--top", "0"], "--top must be a whole number >= 1: got '0'; see --help"),
+        (["info", "--batch", "-1"], "--batch "),
         (["info", "--modle.dim", "4"], "unknown option '--modle.dim'; did you mean '--model.dim'?"),
         (["data"], "the following arguments are required: get|verify|preview; see --help"),
         (["data", "verify", "mnist"], "argument name: invalid choice: 'mnist'"),

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from quatsphere.cli.parser import resolve
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
-from quatsphere.config.presets import LITE_BUDGET, PRESETS
+from quatsphere.config.presets import LITE_BUDGET, PRESETS, load_preset
 from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters
 
@@ -85,8 +84,7 @@ BASELINE = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0, "model.
 
 @functools.cache
 def preset(name: str) -> RunConfig:
-    config: RunConfig = resolve("train", ["--preset", name]).config
-    return config
+    return load_preset(name)
 
 
 def value(config: RunConfig, key: str) -> Any:

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quatsphere.cli.parser import MODEL_CONFIGS, known_fields
+from quatsphere.config.resolve import MODEL_CONFIGS, field_types
 
 ODD = ["", "x", "nan", ".inf", "-1", "1e400", "null", "[]", "{a: 1}", "!!python/object:os.x", "'", "\n", "0x1F", "true"]
 EXTREME = [0.0, 1.0, 1e-30, 1e5, 1e30, 1e300]
@@ -81,7 +81,7 @@ def spelled(value: Any) -> str:
 def commands(draw: st.DrawFn) -> Words:
     """Words of a train command: a small model, a handful of fields changed, sometimes to nonsense."""
     model = draw(st.sampled_from(sorted(MODEL_CONFIGS)))
-    fields = known_fields(model)
+    fields = field_types(model)
     chosen = {key: value for key, value in (SMALL | OWN[model]).items() if key in fields}
     for key in draw(st.lists(st.sampled_from(sorted(set(fields) - {"model.name", "data.root"})), max_size=6)):
         chosen[key] = draw(SENSIBLE.get(key, of_type(fields[key])))
@@ -94,7 +94,7 @@ def commands(draw: st.DrawFn) -> Words:
 
 def check(words: Words, command: Callable[..., Any]) -> bool:
     """Whether the words resolve; a one-line error is fine, anything else is not."""
-    ended = command("train", *words, "--print_config")
+    ended = command("train", *words, "--print-config")
     if ended.code != 0:
         assert ended.code == 2, ended
         assert ended.out == ""

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from quatsphere.cli.parser import MODEL_CONFIGS, resolve
+from quatsphere.cli.train import make_parser
 from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config, RunConfig
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import MODEL_CONFIGS
 
 
 def config(*words: str) -> RunConfig:
-    resolved: RunConfig = resolve("train", list(words)).config
+    resolved: RunConfig = make_parser().parse_config(words).config
     return resolved
 
 
@@ -56,12 +57,12 @@ def test_several_files_are_read_in_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_print_config_goes_in_again(preset: str, tmp_path: Path, command: Callable[..., Any]) -> None:
     words = ["--preset", preset, "--data.root", "a b: ü", "--optim.peak_lr", "3e-7", "--train.patience", "none"]
-    printed = command("train", *words, "--print_config")
+    printed = command("train", *words, "--print-config")
     assert printed.code == 0
     assert printed.err == ""
     again = ["-c", settings_file(tmp_path, printed.out)]
     assert config(*again) == config(*words)
-    assert command("train", *again, "--print_config").out == printed.out
+    assert command("train", *again, "--print-config").out == printed.out
     assert list(yaml.safe_load(printed.out)) == ["data", "model", "optim", "train"]
 
 
@@ -125,7 +126,7 @@ def test_the_short_flag_is_the_long_one(command: Callable[..., Any]) -> None:
         (["--deterministic", "false"], False),
         ([], False),
     ):
-        printed = command("train", *words, "--print_config").out
+        printed = command("train", *words, "--print-config").out
         assert yaml.safe_load(printed)["train"]["deterministic"] is expected, words
 
 

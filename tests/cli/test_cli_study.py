@@ -143,7 +143,7 @@ def test_a_missing_package_is_found_before_the_first_cell(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("code", "message", "words"),
     [
-        (3, "no CIFAR-10 files in", ("lite", "--data-root", ".")),
+        (3, "no CIFAR-10 files in", ("lite", "--data.root", ".")),
         (2, "batch_size must not exceed the 1295 training images", ("smoke", "--set", "train.batch_size=2000")),
     ],
 )

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tiny_runs import tiny_config
 
 from quatsphere.config import QSVConfig, RunConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.train import train
-from quatsphere.train.provenance import commit, config_to_dict, versions
+from quatsphere.train.provenance import commit, versions
 from quatsphere.train.run import fit_to_data, load_data
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from quatsphere.cli import main
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.train import Progress, Reporter, train
-from quatsphere.train.provenance import config_to_dict
 
 TIMES = ("seconds", "images_per_second", "epoch_start", "commit")
 """What may differ between two runs; the tree may be committed to while a test runs."""

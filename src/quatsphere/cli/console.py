@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from typing import IO, Any, ClassVar, cast
@@ -17,7 +18,7 @@ from rich.progress import Progress as RichProgress
 from rich.spinner import Spinner
 from rich.table import Table
 
-from quatsphere.cli.compile_notice import PATIENCE, TEXT
+from quatsphere.cli.parser import note
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train.reporting import Progress, Reporter
 
@@ -61,6 +62,9 @@ def spell(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
+COMPILING = "compiling kernels, once, about 40 s"
+PATIENCE = 2.0
+"""Seconds after which a compilation is mentioned; small loops take less."""
 QUIET_SECONDS = 60.0
 """Longest silence within an epoch where there is no bar."""
 
@@ -68,11 +72,6 @@ QUIET_SECONDS = 60.0
 def counted(number: int, thing: str) -> str:
     """`1 thread`, `2 threads`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def note(message: str) -> None:
-    """A line on stderr that is not an error."""
-    print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
 
 
 class Listener(io.TextIOBase):
@@ -120,7 +119,7 @@ class Bars(RichProgress):
         """The bars, and the spinner while kernels are compiled."""
         yield from super().get_renderables()
         if compilation.current >= PATIENCE:
-            self.spinner.update(text=f"{TEXT}: {compilation.seconds:.0f} s")
+            self.spinner.update(text=f"{COMPILING}: {compilation.seconds:.0f} s")
             yield self.spinner
 
     def start(self) -> None:
@@ -133,6 +132,45 @@ class Bars(RichProgress):
         """Take the bars away."""
         Bars.shown.discard(self)
         super().stop()
+
+
+class CompileNotice:
+    """Watches the compilations of a command; a bar that is on the screen shows its own spinner instead."""
+
+    def __init__(self) -> None:
+        self._said = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._spinner: Any = None
+
+    def __call__(self, begins: bool) -> None:
+        """A compilation begins or ends."""
+        if begins:
+            self._timer = threading.Timer(PATIENCE, self._show)
+            self._timer.daemon = True
+            self._timer.start()
+            return
+        self._timer.cancel()
+        with self._lock:
+            if self._spinner is not None:
+                self._spinner.stop()
+            self._spinner = None
+
+    def _show(self) -> None:
+        console = Console(stderr=True)
+        with self._lock:
+            if not compilation.current:
+                return
+            if not console.is_terminal:
+                if not self._said:
+                    note(COMPILING)
+                self._said = True
+            elif not Bars.shown:
+                self._spinner = console.status(COMPILING)
+                self._spinner.start()
+
+
+compile_notice = CompileNotice()
 
 
 class Ticker:

@@ -7,19 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import Parser, add_json, at_least
+from quatsphere.config.checks import alternatives
+from quatsphere.config.resolve import field_types
 
-NAMES = ("digits", "cifar10", "cifar100", "folder", "idx")
 READING = ("root", "image_size", "fit", "skip_bad")
 
 
 def run(words: list[str]) -> int:
     """Get, verify or preview."""
-    parser = Options(prog="quatsphere data", description=__doc__)
+    parser = Parser(prog="quatsphere data", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview")
     get = actions.add_parser("get", help="download with checksum; an interrupted download goes on")
     get.add_argument("name", choices=("cifar10", "cifar100"))
-    get.add_argument("--folder", help="where to put it (default: the download folder that training looks in)")
+    get.add_argument("-o", "--output", metavar="DIR", help="folder for the file (default: the download folder)")
     get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
     for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
         add_reading(actions.add_parser(action, help=text, description=text))
@@ -33,8 +34,8 @@ def run(words: list[str]) -> int:
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Which data, from where."""
-    parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--data.root", "--root", dest="root", metavar="PATH", help="file or folder, as in training")
+    parser.add_argument("name", choices=alternatives(field_types("qsv")["data.name"]))
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="file or folder, as in training")
     parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
     parser.add_argument(
         "--data.fit", dest="fit", choices=("crop", "squash"), default="crop", help="images that are not square [crop]"
@@ -42,14 +43,14 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def _get(asked: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
     from quatsphere.data import download_folder, fetch
 
-    folder = Path(asked.folder) if asked.folder else download_folder()
+    folder = Path(asked.output) if asked.output else download_folder()
     with Ticker(f"fetching {asked.name}") as ticker:
         path = fetch(asked.name, folder, asked.url, ticker)
     print(path)

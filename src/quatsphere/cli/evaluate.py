@@ -7,24 +7,23 @@ from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options, add_checkpoint
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
 
 
 def run(words: list[str]) -> int:
     """Evaluate a run on one split of its data."""
-    parser = Options(prog="quatsphere evaluate", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    parser = Parser(prog="quatsphere evaluate", description=__doc__)
+    add_run(parser)
     parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_data_root(parser)
+    add_json(parser)
     asked = parser.parse_args(words)
     from quatsphere.cli.console import evaluation_table
     from quatsphere.storage.atomic import finite
     from quatsphere.train.load import open_run
 
     trained = open_run(asked.run, asked.checkpoint)
-    report = measure(trained, asked.root, asked.split)
+    report = measure(trained, asked.data_root, asked.split)
     if asked.json:
         facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}
         print(json.dumps(finite(facts)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import Parser, add_data_root, add_json, at_least
 from quatsphere.cli.study_shows import (
     check_results,
     measure_cells,
@@ -25,20 +25,21 @@ from quatsphere.errors import ConfigError, QuatsphereError
 
 EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
-quatsphere study run lite --results DIR --data-root FOLDER
+quatsphere study run lite --results DIR --data.root FOLDER
 quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
 """
+DATA = "folder with the data (default: QUATSPHERE_DATA, downloads)"
 
 
 def run(words: list[str]) -> int:
     """Do what the second word says."""
-    parser = Options(
+    parser = Parser(
         prog="quatsphere study",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     adders = (_add_plans, _add_check, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document)
     for add in (*adders, _add_verify):
         add(actions)
@@ -47,15 +48,15 @@ def run(words: list[str]) -> int:
     return act(asked)
 
 
-def _action(actions: Any, name: str, text: str, act: Callable[[argparse.Namespace], int]) -> Options:
-    parser: Options = actions.add_parser(name, help=text, description=text)
+def _action(actions: Any, name: str, text: str, act: Callable[[argparse.Namespace], int]) -> Parser:
+    parser: Parser = actions.add_parser(name, help=text, description=text)
     parser.set_defaults(act=act)
     return parser
 
 
-def _add_results(parser: Options) -> None:
+def _add_results(parser: Parser) -> None:
     parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(parser)
 
 
 def _add_plans(actions: Any) -> None:
@@ -68,9 +69,7 @@ def _add_check(actions: Any) -> None:
     parser = _action(actions, "check", text, check)
     parser.add_argument("plan", nargs="?", metavar="PLAN", help="see 'study plans'")
     parser.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+    add_data_root(parser, DATA)
 
 
 def _add_run(actions: Any) -> None:
@@ -85,9 +84,7 @@ def _add_run(actions: Any) -> None:
         "--jobs", type=at_least(1), metavar="N", help="cells side by side (default: one per core or GPU)"
     )
     parser.add_argument("--launcher", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+    add_data_root(parser, DATA)
     parser.add_argument(
         "--keep-weights",
         choices=("best", "all", "none"),
@@ -107,9 +104,7 @@ def _add_measure(actions: Any) -> None:
     text = "measure the inside of finished cells that were kept without those numbers"
     parser = _action(actions, "measure", text, measure_cells)
     parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+    add_data_root(parser, DATA)
     parser.add_argument("--again", action="store_true", help="also those that have the numbers")
 
 
@@ -132,9 +127,7 @@ def _add_verify(actions: Any) -> None:
     parser = _action(actions, "verify", text, verify_cell)
     parser.add_argument("cell", metavar="CELL", help="a cell of the results folder, e.g. cifar10.full.e2.s42")
     _add_results(parser)
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+    add_data_root(parser, DATA)
     parser.add_argument("--run-dir", metavar="DIR", help="where to train (default: a temporary folder)")
 
 

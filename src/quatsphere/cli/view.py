@@ -10,22 +10,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, add_checkpoint
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
 
 SIDE_BY_SIDE = 2
 
 
 def run(words: list[str]) -> int:
     """Compute the trace, draw the page."""
-    parser = Options(prog="quatsphere view", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    parser = Parser(prog="quatsphere view", description=__doc__)
+    add_run(parser)
     parser.add_argument(
         "--image", metavar="FILE", nargs="+", default=[], help="one or two PNG, JPEG or WebP (default: two test images)"
     )
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: view.html in the run's folder)")
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
-    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    add_data_root(parser)
+    add_json(parser, "print the paths as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import note
     from quatsphere.report.run_pictures import need_report, page_path
@@ -36,7 +35,8 @@ def run(words: list[str]) -> int:
     page = page_path(asked.output, trained.run.path / "view.html")
     if len(asked.image) > SIDE_BY_SIDE:
         note(f"{SIDE_BY_SIDE} images stand side by side; the other {len(asked.image) - SIDE_BY_SIDE} left out")
-    shown = read_files(trained, asked.image[:SIDE_BY_SIDE]) if asked.image else two_test_images(trained, asked.root)
+    names = asked.image[:SIDE_BY_SIDE]
+    shown = read_files(trained, names) if names else two_test_images(trained, asked.data_root)
     paths = write_view_of(trained, shown, page)
     print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     return 0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from quatsphere.config.resolve import Layer, flatten, resolve_config
+from quatsphere.config.schema import RunConfig
+from quatsphere.errors import ConfigError, did_you_mean
+
 PAPER: dict[str, dict[str, Any]] = {
     "data": {"name": "cifar10"},
     "optim": {"repulsion_start": 0.001},
@@ -60,3 +64,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"epochs": 30, "batch_size": 32, "patience": None, "threads": 1, "head_diversity": 0.0},
     },
 }
+
+
+def load_preset(name: str) -> RunConfig:
+    """Return the configuration of a named preset, e.g. `load_preset("lite")`."""
+    return resolve_config([Layer("preset", preset_settings(name))])
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Settings that a preset changes, `group.field` -> value; an unknown name is a ConfigError."""
+    if name not in PRESETS:
+        near = did_you_mean(name, PRESETS)
+        raise ConfigError(f"unknown preset {name!r}{near or '; choose one of ' + ', '.join(PRESETS)}")
+    return flatten(PRESETS[name], "preset")

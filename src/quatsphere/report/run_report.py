@@ -17,8 +17,8 @@ from rich.text import Text
 from torch import Tensor
 
 from quatsphere.cli.console import note
-from quatsphere.cli.parser import group_types
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import group_types
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.diagnostics import tables as diagnosis

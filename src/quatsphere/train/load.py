@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.cli.console import Ticker, note
-from quatsphere.cli.parser import group_types
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import config_from_dict
 from quatsphere.data import Dataset
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
@@ -63,9 +63,8 @@ def stored_config(path: Path) -> RunConfig:
     """The configuration in a run's `config.yaml`."""
     stored = read_yaml(path)
     try:
-        kinds = group_types(stored["model"]["name"])
-        return RunConfig(**{group: kind(**stored[group]) for group, kind in kinds.items()})
-    except (LookupError, TypeError, ConfigError) as error:
+        return config_from_dict(stored)
+    except ConfigError as error:
         raise CheckpointError(f"not the settings of a run ({path}: {error}); restore the file") from error
 
 

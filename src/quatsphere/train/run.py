@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from quatsphere.config import DataConfig, RunConfig, TrainConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import choose_backend
@@ -30,7 +31,6 @@ from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
 from quatsphere.train.provenance import (
     commit,
-    config_to_dict,
     environment,
     fix_threads,
     require_same_data,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.errors import NumericsError
@@ -34,7 +35,6 @@ from quatsphere.train.checkpointing import (
 )
 from quatsphere.train.evaluation import evaluate, predict_logits
 from quatsphere.train.losses import Auxiliary, cross_entropy
-from quatsphere.train.provenance import config_to_dict
 from quatsphere.train.reporting import Progress
 from quatsphere.train.resources import Interrupted
 
