@@ -1,21 +1,52 @@
-"""quatsphere: the reference implementation of Quat-Sphere-Vision."""
+"""quatsphere: the reference implementation of Quat-Sphere-Vision.
+
+The names in `__all__` are the public interface; everything else may change without notice.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quatsphere.config import RunConfig
+    from quatsphere.config.presets import load_preset
     from quatsphere.kernels import quaternion_attention
-    from quatsphere.models import QSV, AttentionNet, ResNet20, create_model
+    from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
+    from quatsphere.optim import RiemannianAdam
 
 __version__ = "0.1.0"
-__all__ = ["QSV", "AttentionNet", "ResNet20", "__version__", "create_model", "quaternion_attention"]
+__all__ = [
+    "QSV",
+    "AttentionNet",
+    "LinearModel",
+    "ResNet20",
+    "RiemannianAdam",
+    "RunConfig",
+    "__version__",
+    "create_model",
+    "load_preset",
+    "quaternion_attention",
+]
 
-_HOME = dict.fromkeys(("QSV", "AttentionNet", "ResNet20", "create_model"), "quatsphere.models")
-_HOME["quaternion_attention"] = "quatsphere.kernels"
+_HOME = {
+    "AttentionNet": "quatsphere.models",
+    "LinearModel": "quatsphere.models",
+    "QSV": "quatsphere.models",
+    "ResNet20": "quatsphere.models",
+    "RiemannianAdam": "quatsphere.optim",
+    "RunConfig": "quatsphere.config",
+    "create_model": "quatsphere.models",
+    "load_preset": "quatsphere.config.presets",
+    "quaternion_attention": "quatsphere.kernels",
+}
+"""Public name -> module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when it is first needed: `quatsphere --help` and the file rooms answer at once."""
+    """Import public names when they are first used, so that `quatsphere --help` does not import torch."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'quatsphere' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from quatsphere.config.resolve import Layer, flatten, resolve_config
+from quatsphere.config.resolve import Layer, flatten, parse_changes, resolve_config
 from quatsphere.config.schema import RunConfig
 from quatsphere.errors import ConfigError, did_you_mean
 
@@ -66,9 +67,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def load_preset(name: str) -> RunConfig:
-    """Return the configuration of a named preset, e.g. `load_preset("lite")`."""
-    return resolve_config([Layer("preset", preset_settings(name))])
+def load_preset(name: str, changes: Iterable[str] = ()) -> RunConfig:
+    """Return the configuration of a named preset with changes, e.g. `load_preset("lite", ["train.epochs=2"])`."""
+    return resolve_config([Layer("preset", preset_settings(name)), Layer("changes", parse_changes(changes))])
 
 
 def preset_settings(name: str) -> dict[str, Any]:

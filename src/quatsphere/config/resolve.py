@@ -12,7 +12,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_origin, get_type_hints
@@ -101,6 +101,15 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 def rename(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under their current names."""
     return {RENAMED.get(key, key): value for key, value in settings.items()}
+
+
+def parse_changes(words: Iterable[str]) -> dict[str, str]:
+    """['train.epochs=2'] -> {'train.epochs': '2'}, under current names."""
+    pairs = [word.partition("=") for word in words]
+    wrong = [key for key, equals, _ in pairs if not equals]
+    if wrong:
+        raise ConfigError(f"a change is written GROUP.FIELD=VALUE, e.g. train.epochs=2: got {wrong[0]!r:.80}")
+    return rename({key: value for key, _, value in pairs})
 
 
 @dataclasses.dataclass(frozen=True)
