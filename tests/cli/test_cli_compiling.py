@@ -1,4 +1,4 @@
-"""What is said, timed and left out while kernels are compiled; `info` compiles nothing."""
+"""Notes and times of compilations; `info` compiles nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first-time user finds everything: verbs, every field with its paper value, the right word for a wrong one."""
+"""Help and mistakes: verbs, every field with its paper value, a suggestion for a misspelt word."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_SCIENCE = [
     "train.keep",
     "train.tensorboard",
 ]
-"""Fields the paper has no say in."""
+"""Fields that the paper does not concern."""
 
 
 def field_texts(helped: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def run_process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_real_process_ends_with_code_and_line(tmp_path: Any) -> None:
-    """Mistakes are answered before torch is loaded: at once."""
+    """Mistakes are reported before torch is loaded."""
     ended = run_process("train", "--model.bonud", "none", "--run-dir", "x")
     assert ended.returncode == 2
     assert ended.stdout == ""

@@ -1,4 +1,4 @@
-"""G17: random settings, sensible or not, give a configuration or one line; those that resolve build, and train."""
+"""Random settings, valid or not, give a configuration or one error line; valid ones build and train."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "train.threads": st.just(1),
     "train.tensorboard": st.just(False),
 }
-"""What is drawn for fields that decide how long a step takes; small, and now and then not allowed."""
+"""Values for fields that decide the cost of a step: small, some of them invalid."""
 SMALL: dict[str, Any] = {
     "model.base_vertices": 8, "model.shells": 2, "model.plane_rows": 2, "model.image_size": 8, "data.name": "folder",
     "data.image_size": 8, "train.epochs": 1, "train.batch_size": 4, "train.threads": 1,
@@ -56,7 +56,7 @@ Words = list[str]
 
 
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
-    """Values a field of this type could be given."""
+    """Values of a field of this type."""
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
     if get_origin(kind) is UnionType:
@@ -93,7 +93,7 @@ def commands(draw: st.DrawFn) -> Words:
 
 
 def check(words: Words, command: Callable[..., Any]) -> bool:
-    """Whether the words resolve; a one-line error is fine, anything else is not."""
+    """Return True if the words resolve; otherwise require a one-line error."""
     ended = command("train", *words, "--print-config")
     if ended.code != 0:
         assert ended.code == 2, ended
@@ -109,13 +109,13 @@ def check(words: Words, command: Callable[..., Any]) -> bool:
 
 @given(words=commands())
 @settings(max_examples=100)
-def test_random_settings_resolve_or_say_why(words: Words, command: Callable[..., Any]) -> None:
+def test_random_settings_resolve_or_fail_with_one_line(words: Words, command: Callable[..., Any]) -> None:
     check(words, command)
 
 
 @given(words=commands())
 @settings(max_examples=20)
-def test_random_models_run_or_say_why(words: Words, command: Callable[..., Any]) -> None:
+def test_random_models_are_described_or_fail_with_one_line(words: Words, command: Callable[..., Any]) -> None:
     resolved = check(words, command)
     looked = command("info", *words, "--json")
     assert looked.code in ((0, 2, 6) if resolved else (2,)), looked

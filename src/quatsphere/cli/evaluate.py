@@ -17,19 +17,19 @@ def run(words: list[str]) -> int:
     parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
     add_data_root(parser)
     add_json(parser)
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     from quatsphere.cli.console import evaluation_table
     from quatsphere.storage.atomic import finite
     from quatsphere.train.load import open_run
 
-    trained = open_run(asked.run, asked.checkpoint)
-    report = measure(trained, asked.data_root, asked.split)
-    if asked.json:
-        facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}
+    trained = open_run(args.run, args.checkpoint)
+    report = measure(trained, args.data_root, args.split)
+    if args.json:
+        facts = {"run": str(trained.run.path), "split": args.split, "step": trained.step, **report}
         print(json.dumps(finite(facts)))
         return 0
-    Console().print(evaluation_table(report, f"{asked.split} images, step {trained.step}"))
-    print(f"{asked.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
+    Console().print(evaluation_table(report, f"{args.split} images, step {trained.step}"))
+    print(f"{args.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
     return 0
 
 

@@ -22,9 +22,9 @@ def run(words: list[str]) -> int:
         "--batch", type=at_least(1), metavar="N", default=128, help="batch size of the memory estimate (default 128)"
     )
     add_json(parser)
-    asked = parser.parse_config(words)
-    facts = gather(asked.config, asked.batch)
-    if asked.json:
+    args = parser.parse_config(words)
+    facts = gather(args.config, args.batch)
+    if args.json:
         print(json.dumps(facts))
     else:
         show(facts)

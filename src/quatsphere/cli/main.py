@@ -1,4 +1,4 @@
-"""The command: verbs, one-line errors, exit codes."""
+"""Entry point of the command: verbs, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from quatsphere.runtime import compilation, keep_freed_memory, load_plugins
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
     "evaluate": "accuracy, per-class accuracy, confusion and calibration of a run",
-    "diagnose": "what a run looks like inside: routing, field, vertices, cost, beside the paper's values",
-    "figures": "the paper's figures and more, drawn from runs and results",
+    "diagnose": "measure a run: routing, field, vertices, cost, beside the paper's values",
+    "figures": "draw the paper's figures and others from runs and results",
     "predict": "name the classes of image files with a trained run",
     "data": "get, verify or preview a data set",
     "study": "run the paper's tables, check its claims, report",
-    "info": "this machine, the kernel that runs and why, a model's parameters",
+    "info": "this machine, the kernel that it runs and why, a model's parameters",
     "bench": "speed, memory and scaling on this machine, beside the matched baseline",
     "report": "one page about a run or a study: numbers, figures, claims, predictions",
-    "view": "a page to turn the shells of a trained run and look at every vertex",
-    "demo": "train on the embedded digits and look at the result",
+    "view": "a page to rotate the shells of a trained run and inspect every vertex",
+    "demo": "train on the embedded digits and show the result",
 }
 
 
@@ -114,7 +114,7 @@ def dispatch(words: list[str]) -> int:
 
 def print_help() -> None:
     """Print the verbs and the options that all of them share."""
-    print("quatsphere: Quat-Sphere-Vision, trained, compared and looked into\n\nusage: quatsphere VERB [options]\n")
+    print("quatsphere: train, compare and inspect Quat-Sphere-Vision\n\nusage: quatsphere VERB [options]\n")
     for verb, text in VERBS.items():
         print(f"  {verb:<10} {text}")
     print("\n'quatsphere VERB --help' explains every option; --version; --debug shows tracebacks.")

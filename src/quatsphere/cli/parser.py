@@ -172,31 +172,31 @@ class SettingsParser(Parser):
             self.add_argument(f"--{key}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def parse_config(
-        self, words: Sequence[str], base: Callable[[argparse.Namespace], Layer | None] = lambda asked: None
+        self, words: Sequence[str], base: Callable[[argparse.Namespace], Layer | None] = lambda args: None
     ) -> argparse.Namespace:
         """Parse words into options with `config` (a RunConfig) and `sources` (names of the layers it came from).
 
         `base` returns the layer below all others, such as the stored settings of a run that is resumed.
         `--help` and `--print-config` are answered here and end the command.
         """
-        asked = self.parse_args(words)
-        typed = {key: value for key, value in vars(asked).items() if "." in key}
-        layers = [layer for layer in (base(asked),) if layer is not None]
-        layers += [Layer("preset", preset_settings(asked.preset))] if asked.preset else []
-        layers += [Layer(path, flatten(read_yaml(Path(path)), path)) for path in asked.config]
+        args = self.parse_args(words)
+        typed = {key: value for key, value in vars(args).items() if "." in key}
+        layers = [layer for layer in (base(args),) if layer is not None]
+        layers += [Layer("preset", preset_settings(args.preset))] if args.preset else []
+        layers += [Layer(path, flatten(read_yaml(Path(path)), path)) for path in args.config]
         layers += [Layer("environment", environment_settings()), Layer("command line", typed)]
-        if asked.help:
+        if args.help:
             self._explain(model_name(layers))
             self.print_help()
             self.exit()
-        asked.config = resolve_config(layers)
-        asked.sources = [layer.source for layer in layers if layer.values]
-        if asked.print_config:
+        args.config = resolve_config(layers)
+        args.sources = [layer.source for layer in layers if layer.values]
+        if args.print_config:
             import yaml
 
-            print(yaml.safe_dump(config_to_dict(asked.config), sort_keys=False, allow_unicode=True), end="")
+            print(yaml.safe_dump(config_to_dict(args.config), sort_keys=False, allow_unicode=True), end="")
             self.exit()
-        return asked
+        return args
 
     def _explain(self, model: str) -> None:
         """Put the fields of a model, each with its text and default, into the help."""

@@ -51,30 +51,30 @@ def make_parser() -> SettingsParser:
 
 def run(words: list[str]) -> int:
     """Train a new run or resume one."""
-    asked = make_parser().parse_config(words, stored_settings)
-    if not asked.run_dir:
+    args = make_parser().parse_config(words, stored_settings)
+    if not args.run_dir:
         raise ConfigError("train needs a folder for the run; add --run-dir DIR")
     from quatsphere.cli.console import LiveReporter
     from quatsphere.train import Choices, train
     from quatsphere.train.run import require_same_run
 
-    folder = RunFolder(asked.run_dir)
-    if asked.resume and folder.config.is_file():
-        require_same_run(asked.config, folder)
-    elif asked.resume and not asked.sources:
-        raise nothing_to_resume(Path(asked.run_dir))
-    choices = Choices(asked.resume, asked.accept_data_change, asked.repair)
-    result = train(asked.config, asked.run_dir, choices, LiveReporter())
-    if result and asked.json:
+    folder = RunFolder(args.run_dir)
+    if args.resume and folder.config.is_file():
+        require_same_run(args.config, folder)
+    elif args.resume and not args.sources:
+        raise nothing_to_resume(Path(args.run_dir))
+    choices = Choices(args.resume, args.accept_data_change, args.repair)
+    result = train(args.config, args.run_dir, choices, LiveReporter())
+    if result and args.json:
         print(json.dumps(result))
     elif result:
-        print(f"test accuracy {result['test_accuracy']:.4f} (val {result['val_accuracy']:.4f}, {asked.run_dir})")
+        print(f"test accuracy {result['test_accuracy']:.4f} (val {result['val_accuracy']:.4f}, {args.run_dir})")
     return 0
 
 
-def stored_settings(asked: argparse.Namespace) -> Layer | None:
+def stored_settings(args: argparse.Namespace) -> Layer | None:
     """Settings of the run that is to be resumed, if it exists."""
-    path = RunFolder(asked.run_dir).config if asked.run_dir and asked.resume else None
+    path = RunFolder(args.run_dir).config if args.run_dir and args.resume else None
     return Layer(str(path), flatten(read_yaml(path), str(path))) if path and path.is_file() else None
 
 

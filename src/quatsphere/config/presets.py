@@ -1,4 +1,4 @@
-"""Named starting points: each is the few settings it changes from the defaults, which are the paper's."""
+"""Named presets: the settings that each changes from the defaults, which are the paper's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "optim": {"repulsion_start": 0.001},
     "train": {"head_diversity_pairs": "mean", "compile": True},
 }
-"""The paper's recipe; two scales that it leaves open fit the diagnostics that it prints (docs/fingerprints.md)."""
+"""Settings of the paper; two values that it does not state are fitted to its diagnostics (docs/fingerprints.md)."""
 BASELINE: dict[str, dict[str, Any]] = {**PAPER, "train": {**PAPER["train"], "patience": None}}
 """The paper's baselines run the full horizon without early stopping."""
 
@@ -24,7 +24,7 @@ LITE: dict[str, dict[str, Any]] = {
     "optim": {"peak_lr": 2e-3},
     "train": {"epochs": 6, "batch_size": 32, "patience": None, "head_diversity": 0.0},
 }
-"""What two CPU cores train on CIFAR-10 in about ten minutes; the choice is argued in docs/training.md."""
+"""Size and schedule that two CPU cores train on CIFAR-10 in about ten minutes (docs/training.md gives reasons)."""
 NO_DROPOUT: dict[str, Any] = {"attention_dropout": 0.0, "output_dropout": 0.0}
 """Short runs underfit: without dropout and head diversity they learn twice as fast (docs/training.md)."""
 LITE_QSV: dict[str, Any] = {"name": "qsv", "dim": 128, "heads": 8, **NO_DROPOUT, **LITE_SHELLS}

@@ -1,7 +1,7 @@
-"""Every setting, once: frozen dataclasses in the groups `data`, `model`, `optim`, `train`.
+"""Settings of a run: frozen dataclasses in the groups `data`, `model`, `optim`, `train`.
 
-Defaults are the paper's (appendix "Default Configuration") unless a field says otherwise. A model has its own
-dataclass with exactly the seams it owns, so asking a model for a seam it lacks is a type error and not a silent no-op.
+Defaults are the paper's (appendix "Default Configuration") unless a field says otherwise. Each model
+has its own dataclass with exactly the fields it uses, so a setting that a model lacks is an error, never ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Stencil = Literal["span", "pitch"]
 
 @dataclass(frozen=True)
 class LatticeConfig:
-    """What every model on nested lattices shares: the image and where its vertices sit."""
+    """Fields shared by all models on nested lattices: the image and the positions of the vertices."""
 
     image_size: int = 32
     """Side of the square input image in pixels; training takes the data's (paper: 32)."""
@@ -28,7 +28,7 @@ class LatticeConfig:
     num_classes: int = 10
     """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
     layout: Layout = "sphere"
-    """Where vertices sit: nested Fibonacci spheres, or flat lattices (the paper's control)."""
+    """Arrangement of the vertices: nested Fibonacci spheres, or flat lattices (the paper's control)."""
     base_vertices: int = 128
     """V_1, vertices on the first shell; shell l has round(V_1 (1 + (l-1)/2)) (paper: 128)."""
     shells: int = 5
@@ -45,9 +45,9 @@ class LatticeConfig:
     """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
     the edges that meet (paper: border padding)."""
     resample: Resample = "index"
-    """How tokens pass to a shell of another size: along the vertex index (paper) or by position."""
+    """Interpolation of tokens to a shell of another size: along the vertex index (paper) or by position."""
     stencil: Stencil = "span"
-    """What 2/sqrt(V_1) measures: half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
+    """Meaning of 2/sqrt(V_1): half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
     self_neighbour: bool = True
     """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""
 
@@ -76,7 +76,7 @@ class LatticeConfig:
 
 @dataclass(frozen=True)
 class QSVConfig(LatticeConfig):
-    """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
+    """Quat-Sphere-Vision: the paper's model, each part of its kernel a field."""
 
     name: Literal["qsv"] = "qsv"
     """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
@@ -85,11 +85,11 @@ class QSVConfig(LatticeConfig):
     heads: int = 16
     """H, heads; each token carries one quaternion per head (paper: 16)."""
     routing: Literal["alignment", "absolute", "uniform", "geometric"] = "alignment"
-    """How neighbours are weighted: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
+    """Weights of the neighbours: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
     transport: Literal["sandwich", "identity", "one_sided", "projected", "lift", "lower"] = "sandwich"
-    """How a message changes: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
+    """Transport of a message: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
     head_mixing: Literal["none", "linear"] = "none"
-    """What mixes the heads of a message: nothing (paper), or a learned linear map of all d features in each step."""
+    """Mixing of the heads of a message: none (paper), or a learned linear map of all d features in each step."""
     field: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
     """The quaternion field: base and perturbation learned (paper), frozen, or learned base alone."""
     field_init: Literal["near_identity", "haar", "aligned"] = "near_identity"
@@ -111,7 +111,7 @@ class QSVConfig(LatticeConfig):
     inner_skip: Literal["none", "residual"] = "none"
     """The block after the kernel, with y = Hamilton(z): FFN(y), or y + FFN(y) (paper is silent)."""
     perturbation: Literal["step", "shell"] = "step"
-    """Who owns a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
+    """Owner of a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
     attention_dropout: float = 0.1
     """Dropout on the routing weights (paper: 0.1)."""
     output_dropout: float = 0.1
@@ -161,7 +161,7 @@ class AttentionConfig(LatticeConfig):
     budget: int | None = None
     """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes (paper)."""
     routing: Literal["softmax", "uniform"] = "softmax"
-    """How neighbours are weighted: softmax of query and key (paper's baseline), or 1/k."""
+    """Weights of the neighbours: softmax of query and key (paper's baseline), or 1/k."""
     value: Literal["projected", "identity"] = "projected"
     """The value path: W_V (paper's baseline), or removed (paper's W_V -> identity)."""
     positions: Literal["frozen", "learned"] = "frozen"
@@ -230,22 +230,22 @@ ModelConfig = QSVConfig | AttentionConfig | ResNet20Config | LinearConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, from where, split how and augmented how."""
+    """Images, their split into train, val and test, and their augmentation."""
 
     name: Literal["digits", "cifar10", "cifar100", "folder", "idx"] = "digits"
     """Embedded digits, CIFAR in any container, class folders of images, or IDX files like MNIST (paper: CIFAR)."""
     root: str | None = None
     """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
     val_fraction: float = 0.1
-    """Share of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
+    """Fraction of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
     test_fraction: float = 0.2
-    """Share held out as test set where the source has none (the paper's sets have one)."""
+    """Fraction held out as test set if the source has none (the paper's sets have one)."""
     train_limit: int | None = None
     """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
     image_size: int | None = None
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
     fit: Literal["crop", "squash"] = "crop"
-    """How an image that is not square becomes so: crop to the centre, or squash both sides (paper's are square)."""
+    """Treatment of images that are not square: crop to the centre, or squash both sides (paper's are square)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -274,16 +274,16 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Two optimisers: Riemannian Adam for the quaternions, AdamW for everything else."""
+    """Riemannian Adam for the quaternions, AdamW for all other parameters."""
 
     peak_lr: float = 1e-3
     """Peak learning rate of AdamW (paper: 1e-3)."""
     weight_decay: float = 0.05
     """AdamW's weight decay on everything but positions (paper: 0.05)."""
     schedule: Literal["one_cycle", "constant"] = "one_cycle"
-    """Shape of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
+    """Schedule of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
     warmup: float = 0.1
-    """Share of the run in which the rate rises (paper: 10 %)."""
+    """Fraction of the run in which the rate rises (paper: 10 %)."""
     div: float = 10.0
     """Start rate = peak / div (paper: 10)."""
     final_div: float = 100.0
@@ -305,9 +305,9 @@ class OptimConfig:
     repulsion_every: int = 10
     """Batches between repulsion steps (paper: 10)."""
     repulsion_until: float = 0.4
-    """Share of the run after which the step has decayed to zero (paper: roughly 40 %)."""
+    """Fraction of the run after which the step has decayed to zero (paper: roughly 40 %)."""
     repulsion_start: float = 0.05
-    """First median step as a share of the shell's mean spacing (paper is silent)."""
+    """First median step as a fraction of the shell's mean spacing (paper is silent)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -324,7 +324,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The loop: how long, in what precision, with which losses, saved how often."""
+    """Length, precision and losses of the training, and its checkpoints."""
 
     epochs: int = 500
     """Epochs at most (paper: 500)."""
@@ -333,7 +333,7 @@ class TrainConfig:
     patience: int | None = 50
     """Stop after this many epochs without improvement; none runs the full horizon (paper: 50; baselines none)."""
     min_delta: float = 1e-4
-    """What counts as an improvement of validation accuracy (paper: 1e-4)."""
+    """Smallest gain of validation accuracy that counts as an improvement (paper: 1e-4)."""
     label_smoothing: float = 0.1
     """Label smoothing of the cross-entropy (paper: 0.1)."""
     smoothness: float = 1e-3
@@ -357,9 +357,9 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads; none takes torch's choice."""
     checkpoint_steps: int | None = None
-    """Save every so many steps; none saves by time alone (and always at the end of an epoch that improved)."""
+    """Steps between checkpoints; none saves by time alone (and always after an epoch that improved)."""
     checkpoint_seconds: float = 300.0
-    """Save at least this often."""
+    """Longest time between checkpoints, in seconds."""
     keep: int = 2
     """Checkpoints to keep besides the best (at least 2)."""
     tensorboard: bool = False
@@ -384,7 +384,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, whole: what `config.yaml` in a run folder holds."""
+    """All settings of a run: the contents of `config.yaml` in a run folder."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=QSVConfig)
