@@ -9,7 +9,7 @@ the validation images among three.
 The floor of plan `lite`, kept as results/lite/linear.json:
 
     python benchmarks/linear_tokens.py --epochs 5 --json --preset lite --data.root cifar10.zip \\
-        --data.train_limit 8000 --data.val_fraction 0.04
+        --data.max_train_images 8000 --data.val_fraction 0.04
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ TINY = [
     "factored",
     "--train.epochs",
     "1",
-    "--data.train_limit",
+    "--data.max_train_images",
     "64",
 ]
 

@@ -77,8 +77,8 @@ NUMBERS = [
     ("--model.routing algnment", "must be alignment or absolute.*: got 'algnment'.*did you mean 'alignment'"),
     ("--data.val_fraction 0", "data.val_fraction must be > 0"),
     ("--data.image_size 0", "data.image_size must be >= 1: got 0"),
-    ("--data.train_limit 0", "data.train_limit must be >= 1: got 0"),
-    ("--train.keep 1", "train.keep must be >= 2: got 1"),
+    ("--data.max_train_images 0", "data.max_train_images must be >= 1: got 0"),
+    ("--train.keep_checkpoints 1", "train.keep_checkpoints must be >= 2: got 1"),
     ("--train.label_smoothing 1", r"train.label_smoothing must lie in \[0, 1\): got 1.0"),
 ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_unknown_keys_geometry_and_numbers(words: str, message: str, fails: Fail
     ("words", "message"),
     [
         ("--train.batch_size 2000", r"train.batch_size .*1295.*: got 2000"),
-        ("--data.train_limit 20 --train.batch_size 21", "train.batch_size .*20"),
+        ("--data.max_train_images 20 --train.batch_size 21", "train.batch_size .*20"),
         ("--model.layout plane --model.base_vertices 20", "flat lattice of 8 rows needs a multiple of 8 .*: got 20"),
         ("--train.device cuda:77", "train.device 'cuda:77' cannot be used .*; use auto or cpu"),
         ("--train.device banana", "train.device must be auto, cpu, cuda, mps or xpu, .*: got 'banana'"),

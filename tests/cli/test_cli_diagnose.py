@@ -51,7 +51,7 @@ def test_the_fingerprint_beside_the_papers(tiny_run: Path, command: Command) -> 
 
 def test_what_fused_steps_hide_is_measured(command: Command) -> None:
     """The demo's model with its default backend: interventions have effects, every part has its time."""
-    words = ["--preset", "demo", "--train.epochs", "1", "--data.train_limit", "64", "--run-dir", "demo"]
+    words = ["--preset", "demo", "--train.epochs", "1", "--data.max_train_images", "64", "--run-dir", "demo"]
     assert command("train", *words).code == 0
     out = command("diagnose", "demo", "--images", "8", "--accuracy-images", "20").out
     assert "parts (time measured part by part; training runs these parts" in out
@@ -83,7 +83,7 @@ def test_the_papers_values_stand_beside_its_data(run: Path, capsys: pytest.Captu
 
 
 def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
-    words = ["--preset", "demo", "--model.name", "resnet20", "--train.epochs", "1", "--data.train_limit", "64"]
+    words = ["--preset", "demo", "--model.name", "resnet20", "--train.epochs", "1", "--data.max_train_images", "64"]
     assert command("train", *words, "--run-dir", "plain").code == 0
     out = command("diagnose", "plain", "--images", "4", "--accuracy-images", "20").out
     assert "does not apply (the model has no shells): routing, coverage, graphs" in out

@@ -25,7 +25,7 @@ NOT_SCIENCE = [
     "train.threads",
     "train.checkpoint_steps",
     "train.checkpoint_seconds",
-    "train.keep",
+    "train.keep_checkpoints",
     "train.tensorboard",
 ]
 """Fields that the paper does not concern."""

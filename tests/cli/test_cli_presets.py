@@ -33,7 +33,7 @@ APPENDIX: list[tuple[str, str, Any]] = [
     ("one-cycle", "optim.schedule", "one_cycle"),
     ("peak 1e-3", "optim.peak_lr", 1e-3),
     ("warm-up 10 %", "optim.warmup", 0.1),
-    ("div 10", "optim.div", 10.0),
+    ("div 10", "optim.initial_div", 10.0),
     ("final div 100", "optim.final_div", 100.0),
     ("position lr 5e-5", "optim.position_lr", 5e-5),
     ("bound logits x3", "optim.bound_lr_factor", 3.0),
@@ -61,7 +61,7 @@ APPENDIX: list[tuple[str, str, Any]] = [
     ("two rounds", "model.rounds", 2),
     ("alignment", "model.routing", "alignment"),
     ("sandwich", "model.transport", "sandwich"),
-    ("learned field", "model.field", "learned"),
+    ("learned field", "model.field_mode", "learned"),
     ("learned bound", "model.bound", "learned"),
     ("zero init", "model.zero_init", True),
     ("sphere", "model.layout", "sphere"),
@@ -140,7 +140,7 @@ def test_the_paper_presets_build(name: str) -> None:
 
 
 def train_three_steps(name: str, root: Path, command: Callable[..., Any], *more: str) -> None:
-    words = f"--preset {name} --data.name folder --data.root {root} --data.train_limit 6 --train.batch_size 2"
+    words = f"--preset {name} --data.name folder --data.root {root} --data.max_train_images 6 --train.batch_size 2"
     trained = command("train", *words.split(), "--train.epochs=1", "--run-dir=run", "--json", *more)
     assert trained.code == 0, trained.err
     result = json.loads(trained.out)

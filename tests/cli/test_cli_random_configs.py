@@ -33,7 +33,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "optim.position_lr": st.sampled_from([-1.0, 0.0, 1e-3, 1.0]),
     "data.name": st.just("folder"),
     "data.image_size": st.sampled_from([8, 16]),
-    "data.train_limit": st.sampled_from([None, 4, 9]),
+    "data.max_train_images": st.sampled_from([None, 4, 9]),
     "train.epochs": st.just(1),
     "train.batch_size": st.sampled_from([1, 3, 15, 16]),
     "train.device": st.sampled_from(["auto", "cpu", "cpu:0", "meta", "nothing"]),

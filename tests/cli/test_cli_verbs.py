@@ -164,7 +164,7 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
     from quatsphere.train.evaluation import predict_logits
     from quatsphere.train.load import open_run
 
-    dataset = load_dataset("digits", train_limit=64)
+    dataset = load_dataset("digits", max_train_images=64)
     trained = open_run(str(tiny_run))
     names = [f"{i}.png" for i in range(70)]
     for name, image in zip(names, dataset.test.images, strict=False):

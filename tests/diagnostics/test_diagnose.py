@@ -162,7 +162,7 @@ def test_metrics_agree_on_the_k_nearest_others(found: dict[str, dict[str, Any]])
 
 def test_a_frozen_identity_field(digits: Dataset) -> None:
     only = ["spread", "bound", "heads", "drift"]
-    seen = diagnose(made("qsv", field="frozen_identity"), digits, images=4, seed=3, only=only)
+    seen = diagnose(made("qsv", field_mode="frozen_identity"), digits, images=4, seed=3, only=only)
     assert seen["spread"] == {"orientation": [0, 0, 0], "score": [0, 0, 0]}
     assert seen["heads"]["similarity"] == [1, 1]
     assert seen["bound"] == {"absent": "the field is not perturbed"}
@@ -231,7 +231,7 @@ def test_effects_of_transport_are_differences(digits: Dataset) -> None:
 
 
 def test_an_aligned_field_loses_nothing_without_transport(digits: Dataset) -> None:
-    section = diagnose(stirred(field="frozen_identity"), digits, images=20, only=["transport"])["transport"]
+    section = diagnose(stirred(field_mode="frozen_identity"), digits, images=20, only=["transport"])["transport"]
     assert all(abs(effect["nll"]) < 1e-5 for effect in (*section["heads"], *section["steps"], section["all"]))
     assert "absent" in diagnose(stirred(transport="identity"), digits, images=4, only=["transport"])["transport"]
 

@@ -138,7 +138,7 @@ def test_a_run_that_crashed_can_go_on(models: list[Model], tmp_path: Path, monke
 
 
 def test_a_learning_rate_that_explodes_has_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = as_words(config(optim={"peak_lr": 1e6, "div": 1.0}), tmp_path / "run")
+    words = as_words(config(optim={"peak_lr": 1e6, "initial_div": 1.0}), tmp_path / "run")
     assert main(words) == 5
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("quatsphere: error: ")
@@ -149,7 +149,7 @@ def test_a_learning_rate_that_explodes_has_exit_code_5(tmp_path: Path, capsys: p
 @pytest.mark.slow
 def test_half_precision_gives_up_when_no_scale_helps(models: list[Model], tmp_path: Path) -> None:
     """An overflow costs a step and halves the scale; a gradient that never fits must not skip for ever."""
-    few = {"train_limit": 20, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 20, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = config(precision="fp16", epochs=20, batch_size=10, checkpoint_steps=None, data=few)
     reporter = After(2, lambda: _hook(models[0].classifier.bias))
     with pytest.raises(NumericsError, match="a gradient overflows fp16 at every scale"):

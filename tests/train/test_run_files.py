@@ -149,7 +149,7 @@ def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
 
     watch = Watch()
     small = {"dim": 16, "heads": 2, "base_vertices": 8, "rounds": 0}
-    few = {"train_limit": 40, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 40, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = tiny_config(data=few, model=small, epochs=500, batch_size=10, checkpoint_steps=50)
     train(settings, tmp_path / "run", reporter=watch)
     memory, files, threads = zip(*watch.seen[4:], strict=True)

@@ -36,7 +36,7 @@ def tiny_config(
     """Four steps of 16 images per epoch, three epochs; every group may be changed."""
     return RunConfig(
         DataConfig(
-            **{"name": "digits", "train_limit": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
+            **{"name": "digits", "max_train_images": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
             | (data or {})
         ),
         QSVConfig(

@@ -37,7 +37,13 @@ MODEL_CONFIGS: dict[str, Any] = {
     "resnet20": ResNet20Config,
     "linear": LinearConfig,
 }
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "data.train_limit": "data.max_train_images",
+    "model.field": "model.field_mode",
+    "model.wrap": "model.wrap_longitude",
+    "optim.div": "optim.initial_div",
+    "train.keep": "train.keep_checkpoints",
+}
 """Former name of a setting -> its name; former names are still read everywhere, and never written."""
 NOTHING = ("none", "null")
 """Spellings of a missing value."""
@@ -98,9 +104,9 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
     return flatten(config_to_dict(config))
 
 
-def rename(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their current names."""
-    return {RENAMED.get(key, key): value for key, value in settings.items()}
+def rename(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings under their current names, `prefix` put before each."""
+    return {RENAMED.get(f"{prefix}{key}", f"{prefix}{key}"): value for key, value in settings.items()}
 
 
 def parse_changes(words: Iterable[str]) -> dict[str, str]:

@@ -41,7 +41,7 @@ class LatticeConfig:
     """k on every shell; none takes the budget max(2, 2 floor(log2 V_l)) of each shell (paper)."""
     plane_rows: int = 16
     """Rows of every flat lattice; each shell size must be a multiple (paper is silent; 16 keeps V exact)."""
-    wrap: bool = False
+    wrap_longitude: bool = False
     """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
     the edges that meet (paper: border padding)."""
     resample: Resample = "index"
@@ -90,7 +90,7 @@ class QSVConfig(LatticeConfig):
     """Transport of a message: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
     head_mixing: Literal["none", "linear"] = "none"
     """Mixing of the heads of a message: none (paper), or a learned linear map of all d features in each step."""
-    field: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
+    field_mode: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
     """The quaternion field: base and perturbation learned (paper), frozen, or learned base alone."""
     field_init: Literal["near_identity", "haar", "aligned"] = "near_identity"
     """Base quaternions at the start: unit of 1 + 0.3 noise, uniform on S^3, or all identity (paper is silent)."""
@@ -240,7 +240,7 @@ class DataConfig:
     """Fraction of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
     test_fraction: float = 0.2
     """Fraction held out as test set if the source has none (the paper's sets have one)."""
-    train_limit: int | None = None
+    max_train_images: int | None = None
     """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
     image_size: int | None = None
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
@@ -264,7 +264,10 @@ class DataConfig:
         require_fraction(self.val_fraction, "val_fraction", closed=False)
         require_fraction(self.test_fraction, "test_fraction", closed=False)
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
-        require(self.train_limit is None or self.train_limit >= 1, f"train_limit must be >= 1: got {self.train_limit}")
+        require(
+            self.max_train_images is None or self.max_train_images >= 1,
+            f"max_train_images must be >= 1: got {self.max_train_images}",
+        )
         require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
         require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
         require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
@@ -284,8 +287,8 @@ class OptimConfig:
     """Schedule of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
     warmup: float = 0.1
     """Fraction of the run in which the rate rises (paper: 10 %)."""
-    div: float = 10.0
-    """Start rate = peak / div (paper: 10)."""
+    initial_div: float = 10.0
+    """Start rate = peak / initial_div (paper: 10)."""
     final_div: float = 100.0
     """End rate = start rate / final_div (paper: 100)."""
     position_lr: float = 5e-5
@@ -314,7 +317,7 @@ class OptimConfig:
         for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
             require_finite(getattr(self, name), name)
             require(getattr(self, name) <= 1e6, f"{name} must be <= 1e6, float32 overflows: got {getattr(self, name)}")
-        for name in ("div", "final_div"):
+        for name in ("initial_div", "final_div"):
             require_finite(getattr(self, name), name, minimum=1.0)
         require_fraction(self.warmup, "warmup", closed=True)
         require_fraction(self.repulsion_until, "repulsion_until", closed=True)
@@ -360,14 +363,14 @@ class TrainConfig:
     """Steps between checkpoints; none saves by time alone (and always after an epoch that improved)."""
     checkpoint_seconds: float = 300.0
     """Longest time between checkpoints, in seconds."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints to keep besides the best (at least 2)."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra `track`)."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep", 2), ("seed", 0)):
+        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep_checkpoints", 2), ("seed", 0)):
             require(getattr(self, name) >= minimum, f"{name} must be >= {minimum}: got {getattr(self, name)}")
         for name in ("patience", "threads", "checkpoint_steps"):
             value = getattr(self, name)

@@ -142,7 +142,9 @@ def limit_to(part: Part, chosen: Indices, count: int | None) -> Indices:
     labels = part.labels[chosen]
     classes = len(np.unique(labels))
     if count < classes:
-        raise ConfigError(f"train_limit must leave every class an image: got {count}; nearest legal value {classes}")
+        raise ConfigError(
+            f"max_train_images must leave every class an image: got {count}; nearest legal value {classes}"
+        )
     rank, size = ranks(labels)
     by_share = np.lexsort((labels, (rank + 0.5) / size, rank > 0))
     return chosen[np.sort(by_share[:count])]

@@ -68,7 +68,7 @@ def load_dataset(
     root: str | Path | None = None,
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
-    train_limit: int | None = None,
+    max_train_images: int | None = None,
     image_size: int | None = None,
     fit: str = "crop",
     skip_bad: int = 0,
@@ -78,12 +78,12 @@ def load_dataset(
     """Load a data set by name; every choice of samples is a function of their content alone.
 
     Within each class the smallest content hashes go to the test part (where the source has none), the next smallest
-    to validation; `train_limit` keeps the smallest of what is left. `fit` is `crop` (the centre square) or `squash`
+    to validation; `max_train_images` keeps the smallest of the rest. `fit` is `crop` (the centre square) or `squash`
     (both sides resized) where images of a folder are not square. Notes say what a user must know about this copy.
     """
-    _check_settings(val_fraction, test_fraction, train_limit, image_size, skip_bad)
+    _check_settings(val_fraction, test_fraction, max_train_images, image_size, skip_bad)
     contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
-    parts = [_resize(part, image_size, fit) for part in _split(contents, val_fraction, test_fraction, train_limit)]
+    parts = [_resize(part, image_size, fit) for part in _split(contents, val_fraction, test_fraction, max_train_images)]
     mean, std = _statistics(parts[0].images)
     train, val, test = (Split(torch.from_numpy(part.images), torch.from_numpy(part.labels)) for part in parts)
     return Dataset(name, contents.classes, train, val, test, mean, std, fingerprint(contents), contents.notes)
@@ -135,13 +135,13 @@ def read_contents(
 
 
 def _check_settings(
-    val_fraction: float, test_fraction: float, train_limit: int | None, image_size: int | None, skip_bad: int
+    val_fraction: float, test_fraction: float, max_train_images: int | None, image_size: int | None, skip_bad: int
 ) -> None:
     for value, name in ((val_fraction, "val_fraction"), (test_fraction, "test_fraction")):
         if not 0 <= value < 1:
             raise ConfigError(f"{name} must lie in [0, 1): got {value}")
     for count, name, least in (
-        (train_limit, "train_limit", 1),
+        (max_train_images, "max_train_images", 1),
         (image_size, "image_size", 1),
         (skip_bad, "skip_bad", 0),
     ):

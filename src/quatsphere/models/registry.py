@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from quatsphere.config import AttentionConfig, LinearConfig, ModelConfig, QSVConfig, ResNet20Config
+from quatsphere.config.resolve import rename
 from quatsphere.errors import ConfigError, did_you_mean
 from quatsphere.models.attention_net import AttentionNet
 from quatsphere.models.linear import LinearModel
@@ -46,6 +47,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
         raise ConfigError(f"unknown model {name!r}{did_you_mean(name, MODELS)}; choose one of {', '.join(MODELS)}")
     kind = MODELS[name][0]
     known = [f.name for f in fields(kind) if f.name != "name"]
+    overrides = {key.removeprefix("model."): value for key, value in rename(overrides, "model.").items()}
     for key in overrides:
         if key not in known:
             raise ConfigError(

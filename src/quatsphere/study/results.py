@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import rename
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
@@ -106,7 +107,7 @@ class Results:
         """A record with its configuration."""
         record = _read(path)
         if not isinstance(record.get("config"), str):
-            return record
+            return {**record, "config": rename(record["config"])} if "config" in record else record
         file = self.settings / f"{record['config']}.json"
         text = read_regular(file, LARGEST) if file.is_file() else b""
         if _name(text) != file.stem:
@@ -114,7 +115,7 @@ class Results:
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
             )
-        return {**record, "config": {**json.loads(text), SEED: record["seed"]}}
+        return {**record, "config": {**rename(json.loads(text)), SEED: record["seed"]}}
 
     def drop_weights(self, cell: str, keep: str) -> None:
         """Delete checkpoints of a finished cell: all but the best one, or all."""

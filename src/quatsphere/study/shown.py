@@ -30,7 +30,7 @@ def is_short(evidence: Evidence) -> bool:
 
 def images_seen(record: Mapping[str, Any]) -> int:
     """Training images times epochs."""
-    limit, count = record["config"].get("data.train_limit"), TRAIN_IMAGES[record["dataset"]]
+    limit, count = record["config"].get("data.max_train_images"), TRAIN_IMAGES[record["dataset"]]
     return int(record["epochs"]) * (count if limit is None else min(limit, count))
 
 

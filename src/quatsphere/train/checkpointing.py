@@ -169,7 +169,7 @@ class Keeper:
         while self.setting.team.leads:
             try:
                 save_checkpoint(folder, snapshot(), best=best)
-                prune(folder, self.config.keep)
+                prune(folder, self.config.keep_checkpoints)
                 break
             except ResourceError as error:
                 self.setting.reporter.note(

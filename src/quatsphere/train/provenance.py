@@ -101,7 +101,15 @@ def processor() -> str:
 
 MAY_CHANGE = {"data.root", "model.backend"} | {
     f"train.{name}"
-    for name in ("device", "threads", "compile", "checkpoint_steps", "checkpoint_seconds", "keep", "tensorboard")
+    for name in (
+        "device",
+        "threads",
+        "compile",
+        "checkpoint_steps",
+        "checkpoint_seconds",
+        "keep_checkpoints",
+        "tensorboard",
+    )
 }
 """Settings a resumed run may change without becoming another run."""
 FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}

@@ -100,7 +100,7 @@ def load_data(
         root=config.root,
         val_fraction=config.val_fraction,
         test_fraction=config.test_fraction,
-        train_limit=config.train_limit,
+        max_train_images=config.max_train_images,
         image_size=config.image_size,
         fit=config.fit,
         skip_bad=config.skip_bad,
@@ -214,7 +214,7 @@ def _open(trainer: Trainer, choices: Choices, held: ExitStack) -> Checkpoint | N
 def _require_space(trainer: Trainer, *, begun: bool) -> None:
     """Room for the best checkpoint, those that are kept and a new one; a run that is resumed has most of them."""
     size = sum(t.numel() * t.element_size() for t in trainer.model.state_dict().values())
-    count = 2 if begun else trainer.config.train.keep + 2
+    count = 2 if begun else trainer.config.train.keep_checkpoints + 2
     require_space(f"{count} checkpoints", trainer.setting.run.path, count * 4 * size)
 
 
