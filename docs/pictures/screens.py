@@ -1,4 +1,4 @@
-"""Photographs the pages of a run for the README: python docs/pictures/screens.py RUN.
+"""Take screenshots of the pages of a run for the README: python docs/pictures/screens.py RUN.
 
 Writes the run's report and view beside it where they are missing, opens both in headless Chromium, and saves report.png
 and view.png here, in 256 colours so that they stay small.
@@ -24,7 +24,7 @@ SIZE: Any = {"width": 1280, "height": 800}
 
 
 def save(photograph: bytes, path: Path) -> None:
-    """A small PNG."""
+    """Reduce a screenshot to a small PNG."""
     with Image.open(io.BytesIO(photograph)) as picture:
         few = picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE)
         few.save(path, optimize=True)
@@ -32,9 +32,9 @@ def save(photograph: bytes, path: Path) -> None:
 
 
 def choose(page: Any, name: str, value: str) -> None:
-    """A slider or list as a user moves it."""
-    told = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', { bubbles: true })) }"
-    page.eval_on_selector(f"#{name}", told, value)
+    """Set a slider or list and fire its events."""
+    script = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', { bubbles: true })) }"
+    page.eval_on_selector(f"#{name}", script, value)
 
 
 def photograph_view(browser: Any, path: Path) -> None:
@@ -55,7 +55,7 @@ def photograph_report(browser: Any, path: Path) -> None:
 
 
 def photograph(run: Path) -> None:
-    """Both pages."""
+    """Save both screenshots."""
     for verb in ("view", "report"):
         if not (run / f"{verb}.html").is_file():
             main([verb, str(run)])

@@ -1,4 +1,4 @@
-"""Draws shells.png: an image, where the first shell's vertices sample it, and the five shells its tokens pass through.
+"""Draw shells.png: an image, the vertices of the first shell that sample it, and the five shells of its tokens.
 
 Everything drawn is computed by the model: positions, image coordinates, stencils, samples, neighbours. The photograph
 is `flower.jpg` of scikit-learn's sample images (CC BY 2.0, credited there to flickr.com/photos/vultilion), cropped to
@@ -26,9 +26,9 @@ from quatsphere.models import QSV
 from quatsphere.nn.patch_embedding import sample_image
 
 TARGET = Path(__file__).with_name("shells.png")
-MARKS = ("#0072B2", "#E69F00", "#CC79A7", "#56B4E9")  # Okabe and Ito: told apart by all eyes
-LOOKS = ((-0.33, -0.42), (0.3, 0.12), (-0.12, 0.55), (0.42, -0.6))
-"""Image coordinates near which the marked vertices look."""
+MARKS = ("#0072B2", "#E69F00", "#CC79A7", "#56B4E9")  # Okabe and Ito: distinguishable with colour blindness
+MARKED_COORDS = ((-0.33, -0.42), (0.3, 0.12), (-0.12, 0.55), (0.42, -0.6))
+"""Image coordinates of the marked vertices."""
 EDGE, RIM, GLOBE = "#222222", "#9A9A9A", "#F2F2F2"
 GAP = 0.42
 TILT = math.radians(12)
@@ -45,7 +45,7 @@ def photograph() -> Tensor:
 
 
 def colours_of(model: QSV, image: Tensor) -> list[Array]:
-    """One colour per vertex: the mean of its 25 samples on shell 1, then the mean of the neighbours it hears."""
+    """One colour per vertex: the mean of its 25 samples on shell 1, then the mean of its neighbours."""
     places = model.layout.image_coords().unsqueeze(1) + model.embed.stencil
     colours = [sample_image(image[None], places, False)[0].mean(1)]
     for graph in model.layout.cross:
@@ -61,7 +61,7 @@ def project(positions: Array) -> tuple[Array, Array]:
 
 
 def draw_image(axes: Axes, image: Tensor, places: Array, marked: list[int]) -> None:
-    """The image, a dot where each vertex looks, and the stencils of the marked ones."""
+    """The image, a dot at the image coordinates of each vertex, and the stencils of the marked ones."""
     axes.imshow(image.permute(1, 2, 0), extent=(-1, 1, 1, -1), interpolation="nearest")
     centres = places[:, 12]
     axes.scatter(*centres.T, s=9, c="white", edgecolors="black", linewidths=0.5)
@@ -71,10 +71,8 @@ def draw_image(axes: Axes, image: Tensor, places: Array, marked: list[int]) -> N
         axes.add_patch(Rectangle(tuple(low), *(high - low), fill=False, edgecolor=mark, linewidth=2.0))
         axes.scatter(*places[vertex].T, s=11, color=mark, edgecolors="black", linewidths=0.5, zorder=3)
     axes.set(xlim=(-1, 1), ylim=(1, -1), xticks=[], yticks=[])
-    axes.set_title("a 32x32 image, seen by shell 1", fontsize=11)
-    axes.set_xlabel(
-        "128 dots: where the vertices look; each samples\na 5x5 stencil, of which four are drawn", fontsize=10
-    )
+    axes.set_title("a 32x32 image, sampled by shell 1", fontsize=11)
+    axes.set_xlabel("128 dots: vertices of shell 1; each samples\na 5x5 stencil, of which four are drawn", fontsize=10)
 
 
 def draw_shell(axes: Axes, centre: float, radius: float, positions: Array, colours: Array) -> None:
@@ -118,9 +116,7 @@ def draw_shells(axes: Axes, model: QSV, colours: list[Array], marked: list[int])
         axes.scatter(*place, s=22, facecolor="white", edgecolor=EDGE, linewidth=1.2, zorder=7)
     axes.set(xlim=(-0.12, centres[-1] + radii[-1] + 0.1), ylim=(-1.62, 1.12), aspect="equal")
     axes.set_axis_off()
-    axes.set_title(
-        "its tokens on five nested shells, here side by side; lines: the neighbours one vertex hears", fontsize=11
-    )
+    axes.set_title("its tokens on five nested shells, here side by side; lines: neighbours of one vertex", fontsize=11)
 
 
 def main() -> None:
@@ -131,7 +127,7 @@ def main() -> None:
         image = photograph()
         places = (model.layout.image_coords().unsqueeze(1) + model.embed.stencil).numpy()
         colours = colours_of(model, image)
-    marked = [int(np.argmin(((places[:, 12] - look) ** 2).sum(1))) for look in LOOKS]
+    marked = [int(np.argmin(((places[:, 12] - coords) ** 2).sum(1))) for coords in MARKED_COORDS]
     figure = Figure(figsize=(14, 4.4))
     grid = figure.add_gridspec(
         1, 2, width_ratios=[1, 2.62], left=0.012, right=0.995, top=0.92, bottom=0.11, wspace=0.03

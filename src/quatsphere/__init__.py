@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quatsphere.config import RunConfig
     from quatsphere.config.presets import load_preset
+    from quatsphere.data import register_dataset
     from quatsphere.kernels import quaternion_attention
     from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
+    from quatsphere.nn.extensions import register_routing, register_transport
+    from quatsphere.nn.quaternion_attention import QuaternionAttention
     from quatsphere.optim import RiemannianAdam
 
 __version__ = "0.1.0"
@@ -18,6 +21,7 @@ __all__ = [
     "QSV",
     "AttentionNet",
     "LinearModel",
+    "QuaternionAttention",
     "ResNet20",
     "RiemannianAdam",
     "RunConfig",
@@ -25,18 +29,25 @@ __all__ = [
     "create_model",
     "load_preset",
     "quaternion_attention",
+    "register_dataset",
+    "register_routing",
+    "register_transport",
 ]
 
 _HOME = {
     "AttentionNet": "quatsphere.models",
     "LinearModel": "quatsphere.models",
     "QSV": "quatsphere.models",
+    "QuaternionAttention": "quatsphere.nn.quaternion_attention",
     "ResNet20": "quatsphere.models",
     "RiemannianAdam": "quatsphere.optim",
     "RunConfig": "quatsphere.config",
     "create_model": "quatsphere.models",
     "load_preset": "quatsphere.config.presets",
     "quaternion_attention": "quatsphere.kernels",
+    "register_dataset": "quatsphere.data",
+    "register_routing": "quatsphere.nn.extensions",
+    "register_transport": "quatsphere.nn.extensions",
 }
 """Public name -> module that defines it."""
 

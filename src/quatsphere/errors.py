@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -52,3 +53,11 @@ class DistributedError(QuatsphereError):
     """The processes of one run disagree, or one of them is gone."""
 
     exit_code = 7
+
+
+def printable(name: str | os.PathLike[str]) -> str:
+    """Return a name as one printable line; undecodable bytes, newlines and terminal escapes become `\\x1b` etc."""
+    text = os.fspath(name).encode("utf-8", "backslashreplace").decode()
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine: resumed, checked, atomic (no outside network)."""
+"""Downloads from a local server: resumed, verified, atomic."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CONTENT = os.urandom(1_000_000)
 
 @dataclass
 class Site:
-    """What the server does, and what it was asked."""
+    """Behaviour of the server, and the requests it received."""
 
     content: bytes = CONTENT
     status: int = 200
     breaks_after: list[int] = field(default_factory=list)
     ranges: bool = True
-    asked: list[str | None] = field(default_factory=list)
+    ranges_requested: list[str | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -38,16 +38,16 @@ def site() -> Iterator[Site]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            wanted = self.headers.get("Range")
-            state.asked.append(wanted)
+            requested = self.headers.get("Range")
+            state.ranges_requested.append(requested)
             state.paths.append(self.path)
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and state.ranges else 0
             if state.status != 200 or start > len(state.content):
                 self.send_error(state.status if state.status != 200 else 416)
                 return
             body = state.content[start:]
-            self.send_response(206 if wanted and state.ranges else 200)
-            if wanted and state.ranges:
+            self.send_response(206 if requested and state.ranges else 200)
+            if requested and state.ranges:
                 self.send_header("Content-Range", f"bytes {start}-{len(state.content) - 1}/{len(state.content)}")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -55,7 +55,7 @@ def site() -> Iterator[Site]:
             self.close_connection = True
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Silence."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}"
@@ -87,26 +87,26 @@ def test_whole_file(site: Site, tmp_path: Path) -> None:
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert site.paths == ["/cifar-10-binary.tar.gz"]
     assert fetch("cifar10", tmp_path / "new", site.url) == path
-    assert len(site.asked) == 1, "an intact file is not fetched again"
+    assert len(site.ranges_requested) == 1, "an intact file is not fetched again"
 
 
 def test_broken_connection_is_resumed(site: Site, tmp_path: Path) -> None:
     site.breaks_after = [300_000, 200_000]
     assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=300000-", "bytes=500000-"]
+    assert site.ranges_requested == [None, "bytes=300000-", "bytes=500000-"]
 
 
-def test_next_start_goes_on_where_the_last_one_stopped(site: Site, tmp_path: Path) -> None:
+def test_next_call_resumes_the_download(site: Site, tmp_path: Path) -> None:
     site.breaks_after = [100_000, 0, 0, 0]
     with pytest.raises(DataError, match=r"download failed .*connection broke at 100000 of 1000000 bytes.*try again"):
         fetch("cifar10", tmp_path, site.url)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz.part"]
-    site.asked.clear()
+    site.ranges_requested.clear()
     assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
-    assert site.asked == ["bytes=100000-"]
+    assert site.ranges_requested == ["bytes=100000-"]
 
 
-def test_server_without_ranges_starts_over(site: Site, tmp_path: Path) -> None:
+def test_server_without_ranges_restarts_the_download(site: Site, tmp_path: Path) -> None:
     site.ranges = False
     site.breaks_after = [300_000]
     assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
@@ -120,7 +120,7 @@ def test_wrong_checksum_is_deleted(site: Site, tmp_path: Path, content: bytes) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_leftover_of_another_file_is_found_out(site: Site, tmp_path: Path) -> None:
+def test_leftover_of_another_file_is_replaced(site: Site, tmp_path: Path) -> None:
     part = tmp_path / "cifar-10-binary.tar.gz.part"
     part.write_bytes(bytes(len(CONTENT) + 5))
     assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
@@ -131,19 +131,19 @@ def test_leftover_of_another_file_is_found_out(site: Site, tmp_path: Path) -> No
 def test_server_errors_are_named(site: Site, tmp_path: Path) -> None:
     for status, requests in ((404, 1), (503, download.ATTEMPTS)):
         site.status = status
-        site.asked.clear()
+        site.ranges_requested.clear()
         with pytest.raises(DataError, match=rf"^download failed \(http://127\S+: HTTP {status}\); ") as caught:
             fetch("cifar10", tmp_path, site.url)
         assert caught.value.exit_code == 3
-        assert len(site.asked) == requests
+        assert len(site.ranges_requested) == requests
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_connection_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Connection refused"):
         fetch("cifar10", tmp_path, "http://127.0.0.1:1")
 
 
-def test_the_mirror_is_tried_when_the_official_address_fails(
+def test_mirror_is_used_when_the_official_address_fails(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "OFFICIAL_SITE", "http://127.0.0.1:1/")
@@ -164,7 +164,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch("digits", "x")
 
 
-def test_folder_that_cannot_be_made(site: Site, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(site: Site, tmp_path: Path) -> None:
     from quatsphere.errors import ResourceError
 
     (tmp_path / "file").write_text("in the way")

@@ -112,7 +112,7 @@ def test_pixel_gradients_are_those_of_the_reference() -> None:
     assert relative_error(fused, slow) < 1e-4
 
 
-METHODS = ("parts", "attend", "perturbation.fields", "transport.prepare", "routing.directions", "ffn.forward")
+METHODS = ("forward_unfused", "attend", "perturbation.fields", "transport.prepare", "routing.directions", "ffn.forward")
 
 
 @pytest.mark.parametrize("method", [*METHODS, "gate.forward"])

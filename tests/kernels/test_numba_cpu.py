@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from measures import relative_error
 from test_equality import assert_equal, make_problem, run
 
-from quatsphere.kernels import attention, numba_cpu
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels import backends, numba_cpu
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
 
@@ -127,7 +127,7 @@ def test_numba_is_imported_by_the_first_call_only() -> None:
 
 
 def test_without_numba_the_plain_kernel_runs_and_says_why(monkeypatch) -> None:
-    monkeypatch.delitem(attention.BACKENDS, "numba_cpu")
-    name, reason = attention.explain_backend("auto")
+    monkeypatch.delitem(backends.BACKENDS, "numba_cpu")
+    name, reason = backends.explain_backend("auto")
     assert name == "factored"
     assert "numba is not installed" in reason

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from measures import relative_error
 from torch import Tensor
 
-from quatsphere.kernels import numba_cpu, numba_cpu_dot
-from quatsphere.kernels.attention import dot_product_weights
+from quatsphere.kernels import dot_product_weights, numba_cpu, numba_cpu_dot
 from quatsphere.kernels.neighbour_ops import gather_sum
 
 pytestmark = pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")

@@ -11,14 +11,13 @@ from test_equality import make_problem
 from torch import Tensor
 
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import Problem, quaternion_attention, routing_weights
-from quatsphere.kernels.attention import backends_on
+from quatsphere.kernels import AttentionInputs, backends_on, quaternion_attention, routing_weights
 
 every_backend = pytest.mark.parametrize("backend", backends_on("cpu"))
 SIZES = (2, 8, 6, 4, 3, 2)
 
 
-def apply(problem: Problem, backend: str, **changes: Any) -> Tensor:
+def apply(problem: AttentionInputs, backend: str, **changes: Any) -> Tensor:
     changed = dataclasses.replace(problem, **changes)
     return quaternion_attention(
         **{f.name: getattr(changed, f.name) for f in dataclasses.fields(changed)}, backend=backend

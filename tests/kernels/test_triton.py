@@ -13,8 +13,8 @@ import torch
 from test_equality import make_problem
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import attention, triton_gpu
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels import backends, triton_gpu
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, Problem
 
 HERE = Path(__file__).parent
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_kernels.py runs on the GPU itself")
@@ -121,13 +121,13 @@ def test_every_kernel_compiles_for_gpus(
 
 @pytest.mark.skipif(triton_gpu.INTERPRETED, reason="the interpreter takes CPU tensors")
 def test_asked_for_by_name_on_a_cpu_it_is_refused() -> None:
-    assert "triton_gpu" not in attention.backends_on("cpu")
+    assert "triton_gpu" not in backends.backends_on("cpu")
     with pytest.raises(ConfigError, match=r"backend 'triton_gpu' does not run here on cpu; choose one of auto, ref"):
-        attention.explain_backend("triton_gpu", "cpu")
+        backends.explain_backend("triton_gpu", "cpu")
 
 
 def test_a_device_without_a_fused_kernel_takes_plain_torch() -> None:
-    assert attention.explain_backend("auto", "mps") == ("factored", "plain torch on mps")
+    assert backends.explain_backend("auto", "mps") == ("factored", "plain torch on mps")
 
 
 WITHOUT_TRITON = """
@@ -141,9 +141,9 @@ class Without(PathFinder):
 
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 torch.version.cuda = torch.version.cuda or "12.8"  # as a torch that knows GPUs would say
-from quatsphere.kernels import attention
-assert "triton_gpu" not in attention.BACKENDS
-print(attention.explain_backend("auto", "cuda:0"))
+from quatsphere.kernels import backends
+assert "triton_gpu" not in backends.BACKENDS
+print(backends.explain_backend("auto", "cuda:0"))
 """
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from quatsphere.geometry import sphere
 from quatsphere.geometry.neighbours import knn_budget, nearest_neighbours
-from quatsphere.kernels import Problem, attention, reference, triton_gpu
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels import AttentionInputs as Problem
+from quatsphere.kernels import backends, quaternion_attention, reference, triton_gpu
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 if not triton_gpu.available() or not (torch.cuda.is_available() or triton_gpu.INTERPRETED):
     pytest.skip("needs triton and a GPU or TRITON_INTERPRET=1 (test_triton.py)", allow_module_level=True)
@@ -173,7 +174,7 @@ def test_bfloat16_is_read_as_it_is_and_summed_in_float32(narrow: str) -> None:
 def test_the_entry_point_hands_narrow_features_through() -> None:
     problem = cast(make_problem(6, (1, 5, 5, 3, 2, 2)), torch.float32, features=torch.bfloat16)
     arguments = (problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta)
-    out = attention.quaternion_attention(*arguments, backend="triton_gpu")
+    out = quaternion_attention(*arguments, backend="triton_gpu")
     assert out.dtype == torch.float32
     assert torch.equal(out, triton_gpu.quaternion_attention(problem))
 
@@ -244,7 +245,7 @@ def test_compiled_whole_equals_eager() -> None:
 @pytest.fixture
 def auto(monkeypatch: pytest.MonkeyPatch) -> str:
     """`auto` on the device under test takes the fused kernel if it may: no verdict yet, one small problem to pass."""
-    monkeypatch.setitem(attention.FUSED, DEVICE, attention.FUSED["cuda"])
+    monkeypatch.setitem(backends.FUSED, DEVICE, backends.FUSED["cuda"])
     monkeypatch.setattr(triton_check, "_faults", {})
     monkeypatch.setattr(triton_check, "CASES", triton_check.CASES[-1:])
     if triton_gpu.INTERPRETED:
@@ -253,13 +254,13 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_auto_takes_the_kernel_after_one_self_check(auto: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert attention.explain_backend("auto", auto) == ("triton_gpu", attention.FUSED["cuda"][1])
+    assert backends.explain_backend("auto", auto) == ("triton_gpu", backends.FUSED["cuda"].description)
     monkeypatch.setattr(triton_check, "find_fault", lambda device: "looked at twice")
-    assert attention.choose_backend("auto", auto) == "triton_gpu"
+    assert backends.choose_backend("auto", auto) == "triton_gpu"
 
 
 @pytest.mark.skipif(
-    hasattr(attention.quaternion_attention, "__wrapped__"), reason="dynamo cannot trace shape checks; -o addopts="
+    hasattr(quaternion_attention, "__wrapped__"), reason="dynamo cannot trace shape checks; -o addopts="
 )
 def test_the_self_check_may_run_while_a_model_is_compiled(auto: str) -> None:
     """The entry point in one graph, `auto` deciding during the trace."""
@@ -267,7 +268,7 @@ def test_the_self_check_may_run_while_a_model_is_compiled(auto: str) -> None:
     rest = (problem.features, problem.neighbours, problem.beta)
 
     def attend(target_field: Tensor, source_field: Tensor) -> Tensor:
-        return attention.quaternion_attention(target_field, source_field, *rest)
+        return quaternion_attention(target_field, source_field, *rest)
 
     out = torch.compile(attend, fullgraph=True, backend="aot_eager")(problem.target_field, problem.source_field)
     assert list(triton_check._faults.values()) == [None]
@@ -295,9 +296,9 @@ def test_auto_falls_back_from_a_broken_kernel_and_says_so(
     monkeypatch.setattr(triton_attention, "attend", Broken(triton_attention.attend))
     problem = cast(make_problem(14, (1, 5, 5, 3, 2, 2)), torch.float32)
     arguments = (problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta)
-    out = attention.quaternion_attention(*arguments)
-    assert torch.equal(out, attention.quaternion_attention(*arguments, backend="factored"))
-    name, reason = attention.explain_backend("auto", auto)
+    out = quaternion_attention(*arguments)
+    assert torch.equal(out, quaternion_attention(*arguments, backend="factored"))
+    name, reason = backends.explain_backend("auto", auto)
     assert name == "factored"
     assert "failed its self-check: routing geometric, transport sandwich: output is off by" in reason
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -306,5 +307,5 @@ def test_auto_falls_back_from_a_broken_kernel_and_says_so(
 
 def test_auto_falls_back_from_a_kernel_that_raises(auto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_attention, "lift_sources", None)
-    assert "TypeError" in attention.explain_backend("auto", auto)[1]
-    assert attention.choose_backend("auto", auto) == "factored"
+    assert "TypeError" in backends.explain_backend("auto", auto)[1]
+    assert backends.choose_backend("auto", auto) == "factored"

@@ -65,9 +65,13 @@ def spell_type(kind: Any) -> str:
     return " or ".join(SPELLED.get(part, str(part)) for part in alternatives(kind))
 
 
+UNREGISTERED = "; a rule of your own must be registered first: import its module, or use --plugin FILE.py"
+
+
 def check_types(config: object) -> None:
     """Raise ConfigError unless every field holds a value of its type or one of its choices."""
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        require(fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}")
+        hint = UNREGISTERED if name in getattr(type(config), "EXTENSIBLE", ()) else ""
+        require(fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}{hint}")
         require(not isinstance(value, int) or abs(value) < 2**63, f"{name} must fit in 64 bits: got {value}")

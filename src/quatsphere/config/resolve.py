@@ -17,7 +17,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_origin, get_type_hints
 
-from quatsphere.config.checks import alternatives, fits, spell_type
+from quatsphere.config.checks import UNREGISTERED, alternatives, fits, spell_type
 from quatsphere.config.schema import (
     AttentionConfig,
     DataConfig,
@@ -159,7 +159,8 @@ def parse_value(key: str, value: Any, kind: Any, source: str) -> Any:
         if fits(converted, kind):
             return converted
     near = did_you_mean(str(value), [choice for choice in alternatives(kind) if isinstance(choice, str)])
-    raise ConfigError(f"{key} must be {spell_type(kind)}: got {value!r:.80} ({source}){near or '; see --help'}")
+    help_text = UNREGISTERED if key in (f"model.{name}" for name in QSVConfig.EXTENSIBLE) else "; see --help"
+    raise ConfigError(f"{key} must be {spell_type(kind)}: got {value!r:.80} ({source}){near or help_text}")
 
 
 def _convert(value: Any, kind: Any) -> Any:

@@ -124,8 +124,8 @@ def runs_fused(model: Model, images: Tensor) -> bool:
 
     with ExitStack() as stack:
         for step in steps_of(model):
-            if hasattr(step.module, "whole"):
-                stack.enter_context(shadow(step.module, "whole", noting))
+            if hasattr(step.module, "forward_fused"):
+                stack.enter_context(shadow(step.module, "forward_fused", noting))
         model(images)
     return bool(fused)
 

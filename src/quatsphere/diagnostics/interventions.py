@@ -13,9 +13,6 @@ from quatsphere.diagnostics.traced_model import Step, part_by_part, shadow, step
 from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
 
-TURNING = ("sandwich", "one_sided", "lift", "lower")
-"""Transports that can be switched off."""
-
 
 @contextmanager
 def transport_off(steps: Sequence[Step], heads: Tensor) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quatsphere.geometry.neighbours import nearest_neighbours
 from quatsphere.geometry.quaternion import distance, log, multiply, normalize, relative
 from quatsphere.geometry.sphere import angular_separation, directions, lambert_uv, mean_spacing, riesz_energy
-from quatsphere.kernels import quaternion_attention
+from quatsphere.kernels import Rule, quaternion_attention
 from quatsphere.kernels.neighbour_ops import edge_dot
 from quatsphere.nn.measures import head_overlap
 
@@ -228,12 +228,16 @@ def triangle_angles(field: Float[Tensor, "b v h 4"], corners: Int[Tensor, "n 3"]
     return loop_angle(torch.stack(pairs, dim=-2))
 
 
-def carried_error(field: Float[Tensor, "b v h 4"], corners: Int[Tensor, "n 3"], transport: str, backend: str) -> float:
+def carried_error(
+    field: Float[Tensor, "b v h 4"], corners: Int[Tensor, "n 3"], transport: Rule, backend: str, channels: int = 1
+) -> float:
     """Largest change of a unit feature that the kernel carries from i to k to j and home, one neighbour at a time."""
     q = [field.index_select(1, corner) for corner in corners.unbind(1)]
     alone = torch.arange(len(corners), device=field.device).unsqueeze(1)
     generator = torch.Generator().manual_seed(0)
-    sent = torch.nn.functional.normalize(torch.randn(*q[0].shape[:3], 1, 4, generator=generator), dim=-1).to(q[0])
+    sent = torch.nn.functional.normalize(torch.randn(*q[0].shape[:3], channels, 4, generator=generator), dim=-1).to(
+        q[0]
+    )
     beta = q[0].new_ones(q[0].shape[2])
     home = sent
     for source, target in ((0, 2), (2, 1), (1, 0)):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quatsphere.diagnostics.cost_breakdown import FUSED, runs_fused, shares, time_parts, time_whole
-from quatsphere.diagnostics.interventions import TURNING, transport_effects
+from quatsphere.diagnostics.interventions import transport_effects
 from quatsphere.diagnostics.measures import (
     as_map,
     carried_error,
@@ -159,7 +159,9 @@ def holonomy(subject: Subject) -> Section:
         return absent("the graph has no triangles")
     step = subject.steps[index]
     with torch.no_grad():
-        error = carried_error(field, corners, step.module.transport.rule, step.module.backend)
+        rule = step.module.transport.rule
+        channels = 1 if isinstance(rule, str) else trace["aggregated"][index].shape[3]
+        error = carried_error(field, corners, rule, step.module.backend, channels)
     angles = triangle_angles(field, corners)
     return {"step": step.name, "triangles": len(corners), "angle": float(angles.max()), "carried": error}
 
@@ -182,7 +184,7 @@ def transport(subject: Subject) -> Section:
     """Changes of accuracy and likelihood without a head's, a step's or all transport at test time."""
     if not has_field(subject.model):
         return absent(NO_FIELD)
-    if subject.steps[0].module.transport.rule not in TURNING:
+    if subject.steps[0].module.transport.rule == "identity":
         return absent("the transport turns nothing")
     effects = transport_effects(subject.model, lambda: subject.evaluate(subject.traced))
     return {"images": len(subject.traced), **effects}

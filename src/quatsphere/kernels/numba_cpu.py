@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import plain
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels import torch_backend as plain
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, Problem
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 LANES = 8

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend as plain
 from quatsphere.kernels.numba_cpu import check_neighbours, flat, flat_mask
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 

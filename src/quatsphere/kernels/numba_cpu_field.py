@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend as plain
 from quatsphere.kernels.numba_cpu import LANES, check_neighbours, flat, sum_in_order
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend as plain
 from quatsphere.kernels.numba_cpu import flat, flat_mask, sum_in_order
 from quatsphere.kernels.numba_cpu_resample import onto_of
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients

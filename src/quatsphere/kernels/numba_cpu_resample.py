@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend as plain
 from quatsphere.kernels.numba_cpu import LANES, check_neighbours, flat, sum_in_order
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients, transformed
 

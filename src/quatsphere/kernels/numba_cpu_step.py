@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from quatsphere.kernels import numba_cpu, numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample, plain
+from quatsphere.kernels import numba_cpu, numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample
+from quatsphere.kernels import torch_backend as plain
 from quatsphere.kernels.numba_cpu import flat, flat_mask
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import factored, triton_gpu
-from quatsphere.kernels.problem import Problem
+from quatsphere.kernels import torch_backend as factored
+from quatsphere.kernels import triton_gpu
+from quatsphere.kernels.inputs import Problem
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest difference over largest value, by the type in which a result is stored."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import factored
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels import torch_backend as factored
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, Problem
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -161,7 +161,7 @@ def _plain(
     target, source, wide, beta = (x.to(widest(*tensors)) for x in tensors)
     rules, directions = (ROUTINGS[routing], TRANSPORTS[transport]), (target_directions, source_directions)
     problem = Problem(target, source, wide, neighbours, beta, *rules, None, *directions)
-    weights = factored.WEIGHTS[problem.routing](problem)
+    weights = factored.edge_weights(problem)
     return factored.aggregate(problem, weights if keep is None else weights * keep)
 
 

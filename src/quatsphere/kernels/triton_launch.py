@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quatsphere.kernels import triton_attention, triton_attention_backward
-from quatsphere.kernels.problem import ROUTINGS
+from quatsphere.kernels.inputs import ROUTINGS
 
 TILE = 512
 """Numbers of one component that a program holds (items x slots x channels): on sm_80 no kernel spills registers."""

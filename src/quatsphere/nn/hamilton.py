@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
-from quatsphere.nn.remembered import Remembered
+from quatsphere.nn.parameter_cache import ParameterCache
 
 
 class HamiltonLinear(nn.Module):
@@ -60,7 +60,7 @@ class HamiltonFFN(nn.Module):
         self.up = HamiltonLinear(heads, channels, expansion * channels)
         self.down = HamiltonLinear(heads, expansion * channels, channels, scale=down_scale)
         self.register_buffer("left", left_matrix(torch.eye(4)).flatten(1), persistent=False)
-        self._merged: Remembered[tuple[Tensor, Tensor]] = Remembered()
+        self._merged: ParameterCache[tuple[Tensor, Tensor]] = ParameterCache()
 
     def forward(
         self,

@@ -30,7 +30,7 @@ def measure_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     dataset = load_data(config.data, lambda message: None)
     best = load_best(run.checkpoints)
     if best.meta["fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data-root")
+        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data.root")
     return measure(fit_to_data(config, dataset), dataset, best.weights)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
-from quatsphere.data.cache import places
+from quatsphere.data.cache import search_paths
 
 Groups = Mapping[str, Mapping[str, Any]]
 
@@ -110,6 +110,6 @@ def place_of(dataset: str, data_root: str | None) -> str | None:
     """Where a cell looks for its data: what the user names, or the folder of QUATSPHERE_DATA for a file of its own."""
     if dataset not in FILES:
         return data_root
-    folders = places(None if data_root is None else Path(data_root))
+    folders = search_paths(None if data_root is None else Path(data_root))
     found = [folder / FILES[dataset] for folder in folders if (folder / FILES[dataset]).is_file()]
     return str(found[0] if found else folders[0] / FILES[dataset])
