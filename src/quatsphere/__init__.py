@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from quatsphere.nn.extensions import register_routing, register_transport
     from quatsphere.nn.quaternion_attention import QuaternionAttention
     from quatsphere.optim import RiemannianAdam
+    from quatsphere.train.load import TrainedModel, load
+    from quatsphere.train.run import ResumeOptions, train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,15 +25,19 @@ __all__ = [
     "LinearModel",
     "QuaternionAttention",
     "ResNet20",
+    "ResumeOptions",
     "RiemannianAdam",
     "RunConfig",
+    "TrainedModel",
     "__version__",
     "create_model",
+    "load",
     "load_preset",
     "quaternion_attention",
     "register_dataset",
     "register_routing",
     "register_transport",
+    "train",
 ]
 
 _HOME = {
@@ -41,13 +47,17 @@ _HOME = {
     "QuaternionAttention": "quatsphere.nn.quaternion_attention",
     "ResNet20": "quatsphere.models",
     "RiemannianAdam": "quatsphere.optim",
+    "ResumeOptions": "quatsphere.train",
     "RunConfig": "quatsphere.config",
+    "TrainedModel": "quatsphere.train.load",
     "create_model": "quatsphere.models",
+    "load": "quatsphere.train.load",
     "load_preset": "quatsphere.config.presets",
     "quaternion_attention": "quatsphere.kernels",
     "register_dataset": "quatsphere.data",
     "register_routing": "quatsphere.nn.extensions",
     "register_transport": "quatsphere.nn.extensions",
+    "train": "quatsphere.train",
 }
 """Public name -> module that defines it."""
 
@@ -55,7 +65,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `quatsphere --help` does not import torch."""
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        home = import_module(_HOME[name])
+        return globals().get(name) or getattr(home, name)  # importing `quatsphere.train` defines that name here
     raise AttributeError(f"module 'quatsphere' has no attribute {name!r}")
 
 

@@ -50,11 +50,11 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
 
 def _get(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
-    from quatsphere.data import download_folder, fetch
+    from quatsphere.data import download_dataset, download_folder
 
     folder = Path(args.output) if args.output else download_folder()
     with Ticker(f"fetching {args.name}") as ticker:
-        path = fetch(args.name, folder, args.url, ticker)
+        path = download_dataset(args.name, folder, args.url, ticker)
     print(path)
     return 0
 
@@ -79,11 +79,14 @@ def _preview(args: argparse.Namespace) -> int:
     from quatsphere.config import DataConfig
     from quatsphere.errors import ConfigError
     from quatsphere.models import create_model
-    from quatsphere.report.run_pictures import need_report, sampled, shell_positions
-    from quatsphere.storage.atomic import write_bytes
+    from quatsphere.report import require_report
     from quatsphere.train.run import load_data
 
-    pictures = need_report()
+    require_report()
+    from quatsphere.report.figures import sampling_preview, to_bytes
+    from quatsphere.report.image_samples import first_shell_samples, shell_positions
+    from quatsphere.storage.atomic import write_bytes
+
     with Ticker("reading data") as ticker:
         options = {name: getattr(args, name) for name in READ_OPTIONS}
         dataset = load_data(DataConfig(name=args.name, **options), note, ticker)
@@ -91,10 +94,10 @@ def _preview(args: argparse.Namespace) -> int:
         raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {args.index}")
     image = dataset.train.images[args.index].float() / 255
     model = create_model("qsv", layout=args.layout, image_size=image.shape[-1], in_channels=image.shape[0])
-    coords, samples = sampled(model, image)
+    coords, samples = first_shell_samples(model, image)
     title = f"{dataset.classes[dataset.train.labels[args.index]]} (training image {args.index})"
-    figure = pictures.preview(image.numpy(), coords, samples, shell_positions(model)[0], title)
-    write_bytes(Path(args.output), pictures.to_png(figure))
+    figure = sampling_preview(image.numpy(), coords, samples, shell_positions(model)[0], title)
+    write_bytes(Path(args.output), to_bytes(figure, "png", dpi=110))
     print(json.dumps({"picture": args.output}) if args.json else args.output)
     return 0
 

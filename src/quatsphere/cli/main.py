@@ -14,7 +14,7 @@ from pathlib import Path
 
 import quatsphere
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError, did_you_mean
-from quatsphere.runtime import compilation, keep_freed_memory, load_plugins
+from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugins
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
@@ -35,7 +35,7 @@ VERBS = {
 def main(words: list[str] | None = None) -> int:
     """Run a verb; every failure is one line on stderr and an exit code."""
     if words is None:
-        keep_freed_memory()
+        disable_malloc_trimming()
         words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text

@@ -55,7 +55,7 @@ def run(words: list[str]) -> int:
     if not args.run_dir:
         raise ConfigError("train needs a folder for the run; add --run-dir DIR")
     from quatsphere.cli.console import LiveReporter
-    from quatsphere.train import Choices, train
+    from quatsphere.train import ResumeOptions, train
     from quatsphere.train.run import require_same_run
 
     folder = RunFolder(args.run_dir)
@@ -63,8 +63,8 @@ def run(words: list[str]) -> int:
         require_same_run(args.config, folder)
     elif args.resume and not args.sources:
         raise nothing_to_resume(Path(args.run_dir))
-    choices = Choices(args.resume, args.accept_data_change, args.repair)
-    result = train(args.config, args.run_dir, choices, LiveReporter())
+    options = ResumeOptions(args.resume, args.accept_data_change, args.repair)
+    result = train(args.config, args.run_dir, options, LiveReporter())
     if result and args.json:
         print(json.dumps(result))
     elif result:

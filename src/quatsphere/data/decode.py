@@ -35,15 +35,15 @@ from PIL import Image, ImageOps
 
 from quatsphere.errors import DataError, printable
 
-FORMATS = ("PNG", "JPEG", "WEBP")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 FIT_MODES = ("crop", "squash")
 MAX_PIXELS = 64_000_000
 MAX_WORKERS = 16
-CHUNK_FILES = (512, 4096)
-"""Minimum and maximum number of files per subprocess; starting one takes as long as decoding 2,000 small images."""
+MIN_CHUNK_FILES = 512
+"""Minimum number of small files per subprocess; starting one takes as long as decoding 2,000 of them."""
 CHUNK_BYTES = 32 << 20
 """Maximum size of a chunk's files, and of its decoded pixels."""
-WORKER = __file__
+WORKER_SCRIPT = __file__
 
 
 class BadImage(ValueError):
@@ -69,7 +69,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
     if not data:
         raise BadImage("the file is empty")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             ImageOps.exif_transpose(image, in_place=True)
@@ -136,7 +136,7 @@ class DecodedFiles:
     digests: NDArray[np.uint8]  # (N, 32)
     resized: NDArray[np.bool_]
     square: NDArray[np.bool_]
-    formats: NDArray[np.uint8]  # index into FORMATS
+    formats: NDArray[np.uint8]  # index into IMAGE_FORMATS
     bad: dict[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -153,7 +153,7 @@ class DecodedFiles:
             return
         self.images[index], self.digests[index] = result.pixels, np.frombuffer(result.digest, np.uint8)
         self.resized[index], self.square[index] = result.resized, result.square
-        self.formats[index] = FORMATS.index(result.format)
+        self.formats[index] = IMAGE_FORMATS.index(result.format)
 
 
 def decode_files(
@@ -170,8 +170,7 @@ def decode_files(
     """
     decoded, done = DecodedFiles.empty(len(files), size), 0
     workers = min(_usable_cores(), MAX_WORKERS)
-    smallest, largest = CHUNK_FILES
-    count = min(max(-(-len(files) // workers), smallest), largest, max(CHUNK_BYTES // (3 * size**2), 1))
+    count = min(max(-(-len(files) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
     pool = ThreadPoolExecutor(workers)
     try:
         chunks = [range(start, min(start + count, len(files))) for start in range(0, len(files), count)]
@@ -189,7 +188,7 @@ def _decode_chunk(
 ) -> int:
     """Read and decode the files of a chunk into their rows; return their number."""
     for indices, blobs in _read_files(files, chunk, decoded):
-        results, death = run_worker(blobs, size, fit, timeout)
+        results, death = run_decoder(blobs, size, fit, timeout)
         for index, result in zip(indices, results, strict=False):
             decoded.store(index, result)
         if len(results) < len(indices):
@@ -220,10 +219,10 @@ def _read_files(
         yield indices, blobs
 
 
-def run_worker(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[Decoded | str], str]:
+def run_decoder(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[Decoded | str], str]:
     """Decode in a subprocess: results up to the image at which it died, if it did, and the reason."""
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", WORKER],
+        [sys.executable, "-W", "ignore", WORKER_SCRIPT],
         input=pickle.dumps((blobs, size, fit, timeout)),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
