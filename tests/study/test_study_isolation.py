@@ -17,7 +17,7 @@ from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset("digits", train_limit=64)
+    return load_dataset("digits", max_train_images=64)
 
 
 def cell_of(row: str, seed: int = 1, **more: Any) -> Cell:

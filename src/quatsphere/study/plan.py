@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args, get_type_hints
 
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
+from quatsphere.config.resolve import rename
 from quatsphere.errors import ConfigError
 from quatsphere.models import MODELS, build_model
 from quatsphere.study.scales import SCALES, Scale, data_location
@@ -249,7 +250,7 @@ def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunCon
     name = settings["model.name"]
     kinds = {"data": DataConfig, "model": MODELS[name][0], "optim": OptimConfig, "train": TrainConfig}
     groups: dict[str, dict[str, Any]] = {group: {} for group in kinds}
-    for key, value in settings.items():
+    for key, value in rename(settings).items():
         group, _, setting = key.partition(".")
         known = group in kinds and setting in {f.name for f in fields(kinds[group])}
         if not known and not (lenient and group == "model" and setting in EVERY_MODEL_FIELD):

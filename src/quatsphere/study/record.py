@@ -99,7 +99,7 @@ def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     dataset = load_data(config.data, lambda message: None)
     best = load_best(run.checkpoints)
     if best.meta["fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data-root")
+        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data.root")
     config = fit_to_data(config, dataset)
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, best.weights, note=lambda message: None)
