@@ -113,7 +113,7 @@ def test_state_dict_round_trip() -> None:
 
 def test_panoramas_do_not_feel_the_seam() -> None:
     """With `wrap`, turning the image by a whole number of pixels is sampled exactly as turned coordinates."""
-    model = create_model("qsv", **SMALL, wrap=True).eval()
+    model = create_model("qsv", **SMALL, wrap_longitude=True).eval()
     images = torch.rand(1, 3, 16, 16)
     coords = model.layout.image_coords()
     turned = coords + torch.tensor([2 * 4 / 16, 0.0])

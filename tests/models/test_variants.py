@@ -113,7 +113,7 @@ def test_last_layer_of_every_perturbation_network_learns_from_the_first_step(var
     model = build(variant)
     last = [(name, parameter) for name, parameter in model.named_parameters() if ".perturbation.outer_" in name]
     silent = model.unreachable_parameters()
-    if model.config.field != "learned" or {name for name, _ in last} <= silent:
+    if model.config.field_mode != "learned" or {name for name, _ in last} <= silent:
         return
     F.cross_entropy(model(torch.rand(2, 3, 16, 16)), torch.tensor([0, 1])).backward()
     owners = 3 if model.config.perturbation == "shell" else 3 + model.config.rounds

@@ -138,7 +138,7 @@ def test_every_section_of_a_diagnosis() -> None:
 
 def test_it_trains(tmp_path: Path) -> None:
     model = QSVConfig(routing="sharpened", transport="scaled", dim=32, heads=2, base_vertices=16, shells=2)
-    data = DataConfig(train_limit=64, crop_pad=0, flip=False, trivial_augment=False)
+    data = DataConfig(max_train_images=64, crop_pad=0, flip=False, trivial_augment=False)
     result = train(RunConfig(data=data, model=model, train=TrainConfig(epochs=1, batch_size=32)), tmp_path / "run")
     assert 0 <= result["test"]["accuracy"] <= 1
 
