@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_equality import make_problem
+from helpers.kernel_inputs import make_problem
 from torch import Tensor
 
 from quatsphere.geometry import quaternion as Q

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_variants import SMALL
+from helpers.variants import SMALL
 from torch import Tensor
 
 from quatsphere import create_model

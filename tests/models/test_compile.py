@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_variants import ATTENTION_VARIANTS, QSV_VARIANTS
+from helpers.variants import ATTENTION_VARIANTS, QSV_VARIANTS
 
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 pytestmark = pytest.mark.skipif(

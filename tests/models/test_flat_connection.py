@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_variants import SMALL
+from helpers.variants import SMALL
 
 from quatsphere import create_model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from literal import DEMO, stirred
+from helpers.literal_model import DEMO, stirred
 from measures import relative_error
 from torch import Tensor, nn
 
@@ -18,9 +18,9 @@ from quatsphere.config import DataConfig, QSVConfig, RunConfig, TrainConfig, che
 from quatsphere.data import load_dataset
 from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.interventions import transport_off
-from quatsphere.diagnostics.traced_model import steps_of
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
+from quatsphere.models.steps import model_steps
 from quatsphere.nn import extensions
 from quatsphere.train import train
 
@@ -123,7 +123,7 @@ def test_a_trace_has_the_weights_of_the_rule() -> None:
 def test_interventions_reach_a_registered_transport() -> None:
     model, identity = stirred(transport="literal").double(), stirred(transport="identity").double()
     before, every = model(IMAGES), torch.ones(4, dtype=torch.bool)
-    with transport_off(steps_of(model), every):
+    with transport_off(model_steps(model), every):
         assert relative_error(model(IMAGES), identity(IMAGES)) < 1e-12
     assert torch.equal(model(IMAGES), before)
 
