@@ -1,4 +1,4 @@
-"""Every backend equals the oracle: values and all gradients, every routing x transport x keep mask."""
+"""Every backend equals the reference: values and all gradients, every routing x transport x keep mask."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("backend", FAST)
 def test_quaternions_of_any_length(transport: str, backend: str) -> None:
-    """The paper's equation, whether quaternions are unit or not: every power of |q|² in the gradients."""
+    """Also for quaternions that are not unit: every power of |q|² in the gradients is correct."""
     problem = make_problem(3, (2, 6, 7, 3, 5, 3), "alignment", transport)
     lengths = torch.linspace(0.5, 2.0, 5, dtype=torch.float64)[:, None]
     fields = problem.target_field * lengths, problem.source_field * lengths.flip(0)
