@@ -17,7 +17,7 @@ from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 def graph() -> Tensor:
     return torch.tensor(
         [[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]]
-    )  # source 4 of 5 has no target, 3 is twice a neighbour of one
+    )  # source 4 has no target, 3 is listed twice by one
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
