@@ -9,7 +9,7 @@ from quatsphere.kernels.attention import (
     quaternion_attention,
     routing_weights,
 )
-from quatsphere.kernels.numba_cpu_masks import register_masks
+from quatsphere.kernels.cpu.masks import register_masks
 from quatsphere.kernels.per_token import (
     Mixing,
     Network,

@@ -10,7 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import factored, numba_cpu, numba_cpu_dot, plain, reference, triton_gpu
+from quatsphere.kernels import factored, plain, reference
+from quatsphere.kernels.cpu import attention as numba_cpu
+from quatsphere.kernels.cpu import dot_product as numba_cpu_dot
+from quatsphere.kernels.gpu import attention as triton_gpu
 from quatsphere.kernels.neighbour_ops import edge_dot
 from quatsphere.kernels.problem import ONE_WAY, Problem
 from quatsphere.kernels.transforms import transformed
@@ -71,9 +74,9 @@ def _fastest(device: str) -> tuple[str, str]:
     if name not in BACKENDS:
         return "factored", missing
     if name == "triton_gpu":
-        from quatsphere.kernels import triton_check  # needs torch's compiler, which takes seconds to import
+        from quatsphere.kernels.gpu import self_check  # needs torch's compiler, which takes seconds to import
 
-        fault = triton_check.fault_on(device)
+        fault = self_check.fault_on(device)
         if fault is not None:
             return "factored", f"the fused kernel failed its self-check: {fault}"
     return name, reason

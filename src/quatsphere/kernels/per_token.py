@@ -13,8 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import numba_cpu_field, numba_cpu_hamilton, numba_cpu_resample, plain
+from quatsphere.kernels import plain
 from quatsphere.kernels.attention import choose_backend, working_dtype
+from quatsphere.kernels.cpu import feed_forward as numba_cpu_hamilton
+from quatsphere.kernels.cpu import field as numba_cpu_field
+from quatsphere.kernels.cpu import resample as numba_cpu_resample
 
 
 def feed_forward(

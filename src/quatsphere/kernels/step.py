@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import numba_cpu_step
 from quatsphere.kernels.attention import choose_backend
+from quatsphere.kernels.cpu import step as numba_cpu_step
 from quatsphere.kernels.per_token import Mixing, Network
 from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
 
