@@ -3,12 +3,13 @@
 # make demo    train QSV on the embedded digits and look at the result
 # make browser Chromium for the tests of the pages, where apt-get can install it
 # make pictures  the pictures of the README, from the models and from the demo's run
+# make docs    the documentation site, in site/
 # make bench   speed, memory and scaling on this machine, saved to bench.json
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv test lint demo bench browser pictures clean
+.PHONY: venv test lint demo docs bench browser pictures clean
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -27,6 +28,9 @@ test: $(STAMP) lint
 demo: $(STAMP)
 	$(BIN)/quatsphere demo
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP)
 	$(BIN)/quatsphere bench --json bench.json
 
@@ -41,4 +45,4 @@ pictures: $(STAMP) browser
 	$(BIN)/python docs/pictures/screens.py runs/demo
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,4 +1,4 @@
-"""What the input pipeline costs: milliseconds to augment and normalise one batch, best of several rounds.
+"""Cost of the input pipeline: milliseconds to augment and normalise one batch, best of several rounds.
 
 With `--step` a default training step (QSV at the paper's size, forward, backward, both optimisers) of the same batch
 is timed in the same run, and the pipeline's share of it printed.

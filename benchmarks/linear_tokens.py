@@ -1,4 +1,4 @@
-"""How far a linear classifier gets on the same tokens: the floor that a trained model must clear.
+"""Accuracy of a linear classifier on the same tokens: a lower bound that a trained model must exceed.
 
 Every image becomes the raw stencil samples of the preset's first shell (V_1 x 25 x channels numbers), and a softmax
 regression is trained on them with the same data, split and augmentation-free pixels; the learning rate is chosen on
@@ -6,7 +6,7 @@ the validation images among three.
 
     python benchmarks/linear_tokens.py --preset lite --data.root cifar10.zip
 
-The floor of plan `lite`, kept as results/lite/linear.json:
+The value of plan `lite`, stored as results/lite/linear.json:
 
     python benchmarks/linear_tokens.py --epochs 5 --json --preset lite --data.root cifar10.zip \\
         --data.train_limit 8000 --data.val_fraction 0.04

@@ -1,4 +1,4 @@
-"""How far repulsion alone moves the vertices of a shell over a whole run, without any gradient.
+"""Distance that repulsion alone moves the vertices of a shell over a whole run, without any gradient.
 
     python benchmarks/repulsion_drift.py --start 0.05 0.001 --vertices 192 384
 

@@ -15,7 +15,7 @@ from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry.sphere import lambert_uv
 from quatsphere.models import QSV
 from quatsphere.nn.layout import Graph
-from quatsphere.nn.shell_step import Place, ShellStep
+from quatsphere.nn.shell_step import ShellState, ShellStep
 
 DEMO: dict[str, Any] = {"image_size": 8, "in_channels": 1, "base_vertices": 32, "shells": 3, "dim": 64, "heads": 4}
 """The size of the demo."""
@@ -48,18 +48,18 @@ def embedded(model: QSV, images: Tensor) -> Tensor:
     return model.embed.norm(model.embed.projection(samples.permute(0, 2, 3, 1).flatten(2)))
 
 
-def turned(step: ShellStep, tokens: Tensor, place: Place) -> Tensor:
+def turned(step: ShellStep, tokens: Tensor, state: ShellState) -> Tensor:
     """eq:perturb of one shell (B, V, H, 4)."""
-    base = place.field.base.expand(len(tokens), -1, -1, -1)
+    base = state.field.base.expand(len(tokens), -1, -1, -1)
     if not hasattr(step.perturbation, "inner"):
         return base
     hidden = F.gelu(step.perturbation.inner(tokens)).unflatten(2, (base.shape[2], -1))
     tangent = torch.einsum("bvhi,hic->bvhc", hidden, step.perturbation.outer_weight) + step.perturbation.outer_bias
-    return Q.normalize(Q.multiply(base, Q.exp(place.field.bound.value * torch.tanh(tangent))))
+    return Q.normalize(Q.multiply(base, Q.exp(state.field.bound.value * torch.tanh(tangent))))
 
 
 def stepped(
-    step: ShellStep, tokens: Tensor, source: Place, target: Place, graph: Graph, off: Tensor | None = None
+    step: ShellStep, tokens: Tensor, source: ShellState, target: ShellState, graph: Graph, off: Tensor | None = None
 ) -> Tensor:
     """eqs attn-weight and residual, edge by edge; messages of the heads (H,) in `off` arrive unturned."""
     resampled = interp(tokens, target.shell.count) if source is not target else tokens
@@ -78,10 +78,10 @@ def stepped(
 def literal(model: QSV, images: Tensor, off: Mapping[int, Tensor] | None = None) -> Tensor:
     """Logits by the equations, the mean rotation by an eigenvalue solver; `off` names heads without transport by the
     number of their step."""
-    places = [Place(*pair) for pair in zip(model.layout.shells, model.fields, strict=True)]
-    last, graph = places[-1], model.layout.last
-    ways = [(model.within, places[0], places[0], model.layout.within)]
-    ways += list(zip(model.cross, places, places[1:], model.layout.cross, strict=False))
+    states = [ShellState(*pair) for pair in zip(model.layout.shells, model.fields, strict=True)]
+    last, graph = states[-1], model.layout.last
+    ways = [(model.within, states[0], states[0], model.layout.within)]
+    ways += list(zip(model.cross, states, states[1:], model.layout.cross, strict=False))
     ways += [(step, last, last, graph) for step in model.rounds]
     tokens = embedded(model, images)
     for number, (step, *ends) in enumerate(ways):

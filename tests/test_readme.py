@@ -1,11 +1,13 @@
-"""The README keeps its word: its Python runs, its tree exists, its commands are there."""
+"""The README: its Python runs, its tree and commands exist, its figures and verdicts are those of the documentation."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from quatsphere.cli.main import VERBS
 from quatsphere.config.presets import PRESETS
@@ -14,6 +16,15 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
+STATEMENT = re.compile(r'^- \*\*(.+?)\*\*.*?: "(.+?)"\. Paper (\S+), ours (.+?, n = \d+)\.$', re.MULTILINE)
+
+
+def section(name: str) -> str:
+    return README.split(f"<!-- {name}:begin -->")[1].split(f"<!-- {name}:end -->")[0].strip()
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def tree_paths() -> list[str]:
@@ -22,13 +33,14 @@ def tree_paths() -> list[str]:
     paths: list[str] = []
     above: list[str] = []
     for line in tree.splitlines():
-        name = line.split()[0]
-        if set(name) <= {".", "…"}:
-            continue
         depth = (len(line) - len(line.lstrip())) // 2
-        above = [*above[:depth], name]
+        above = [*above[:depth], line.split()[0]]
         paths.append("".join(above))
     return paths
+
+
+def test_at_most_200_lines() -> None:
+    assert len(README.splitlines()) <= 200
 
 
 def test_the_example_is_short() -> None:
@@ -38,18 +50,19 @@ def test_the_example_is_short() -> None:
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.full((16, 16), 128, np.uint8)).save("digit.png")
     exec(compile(PYTHON[number], f"README.md, example {number + 1}", "exec"), {"__name__": "__main__"})
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {"digit.png", "runs"}
 
 
 @pytest.mark.parametrize("path", tree_paths())
 def test_the_tree_exists(path: str) -> None:
-    assert list(ROOT.glob(path)), f"{path} is in the README's tree but not in the repository"
+    assert (ROOT / path).exists(), f"{path} is in the README's tree but not in the repository"
 
 
-def test_the_tree_leaves_no_room_out() -> None:
-    rooms = {f"src/quatsphere/{p.name}/" for p in (ROOT / "src/quatsphere").iterdir() if (p / "__init__.py").is_file()}
-    assert rooms <= set(tree_paths())
+def test_the_tree_has_every_package() -> None:
+    packages = {p.name for p in (ROOT / "src/quatsphere").iterdir() if (p / "__init__.py").is_file()}
+    assert {f"src/quatsphere/{name}/" for name in packages} <= set(tree_paths())
 
 
 def test_links_and_pictures_exist() -> None:
@@ -58,38 +71,60 @@ def test_links_and_pictures_exist() -> None:
 
 
 def test_commands_exist() -> None:
-    """Every `make` target, `quatsphere` verb, preset and benchmark that the README names."""
+    """Every `make` target, `quatsphere` command and preset that the README names."""
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    assert set(re.findall(r"`quatsphere (\w+)", README)) <= set(VERBS)
+    assert set(re.findall(r"`quatsphere (\w+)", README)) == set(VERBS)
     assert set(re.findall(r"--preset ([\w-]+)", README)) <= set(PRESETS)
 
 
-def test_results_are_those_of_the_page() -> None:
-    """The verdicts shown are the first ones of docs/results.md, word for word."""
-    shown = README.split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0].strip()
-    assert shown
-    assert shown in (ROOT / "docs" / "results.md").read_text()
+def test_results_are_those_of_the_results_page() -> None:
+    """First line, paper's value, ours and verdict of every row, and the counts, as in docs/results.md."""
+    first, *rest = section("results").splitlines()
+    assert first in page("results.md").splitlines()
+    stated = {claim: (paper, ours, verdict) for verdict, claim, paper, ours in STATEMENT.findall(page("results.md"))}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in rest if line.startswith("| ")][1:]
+    assert len(rows) == 5
+    for claim, *values in rows:
+        assert tuple(values) == stated[claim], claim
+    counts = r"98 statements.* about trained models\D+(\d+) hold, (\d+) do not and (\d+) are undecided"
+    ours, theirs = (re.search(counts, text) for text in (section("results"), page("results.md")))
+    assert ours
+    assert theirs
+    assert ours.groups() == theirs.groups()
 
 
-def test_results_begin_with_what_they_are_worth() -> None:
-    """Length, accuracy and floor before any verdict; of runs this short neither `holds` nor `fails`."""
-    first, *rest = README.split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0].strip().splitlines()
+def test_results_begin_with_their_scale() -> None:
+    """Length, accuracy and floor come before any verdict; runs this short neither hold nor fail."""
+    first, *rest = section("results").splitlines()
     for words in ("40,000 images", "41.6 %", "38.8 %", "No accuracy of the paper has been reproduced yet"):
         assert words in first
-    verdicts = [line for line in rest if line.startswith("- ")]
-    assert verdicts
-    assert not any(re.match(r"- \*\*(holds|fails)", line) for line in verdicts)
+    assert not any(re.search(r"\| (holds|fails)", line) for line in rest)
 
 
-def test_speed_is_that_of_the_page() -> None:
-    """The fused kernel stands beside the fused dot product over the same neighbours, with the figures of the page."""
-    page = (ROOT / "docs" / "performance.md").read_text()
-    ours, other = (
-        re.search(rf"{name}.*\n\| `numba_cpu` \| ([\d.]+)", page) for name in ("`factored` \\|", "dot-product")
+def test_speed_is_that_of_the_performance_page() -> None:
+    """Best time and peak memory of the four rows, and the throughput of both models, as in docs/performance.md."""
+    text = page("performance.md")
+    rows = [line for line in section("bench").splitlines() if re.match(r"\| [^|]+ \| [\d.]+ \| [\d.]+ \|", line)]
+    found = [tuple(cell.strip() for cell in row.strip("|").split("|")[1:]) for row in rows]
+    names = (
+        "per edge \\(`reference`\\)",
+        "`factored`",
+        "`factored`.*\n\\| `numba_cpu`",
+        "dot-product.*\n\\| `numba_cpu`",
     )
-    assert ours
-    assert other
-    assert f"`numba_cpu`, fused | {ours[1]} |" in README
-    assert f"the same 16 neighbours: `numba_cpu`, fused | {other[1]} |" in README
+    for name, (milliseconds, megabytes) in zip(names, found, strict=True):
+        match = re.search(rf"{name} \| ([\d.]+) / [\d.]+ \| ([\d.]+) \|", text)
+        assert match, name
+        assert match.groups() == (milliseconds, megabytes), name
+    for name in ("QSV 0.64M, fused", "attention 0.57M, fused"):
+        throughput = re.search(rf"{name} \| [\d.]+ / [\d.]+ \| ([\d.]+) \|", text)
+        assert throughput
+        assert throughput[1] in section("bench")
+
+
+def test_the_limits_are_stated() -> None:
+    limits = README.split("## Status and limits")[1].split("\n## ")[0]
+    for words in ("No accuracy of the paper has been reproduced", "No GPU has run", "slower than attention"):
+        assert words in limits

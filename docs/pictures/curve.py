@@ -1,4 +1,4 @@
-"""Draws the training curve of a run: python docs/pictures/curve.py RUN docs/pictures/lite_curve.png."""
+"""Draw the training curve of a run: python docs/pictures/curve.py RUN docs/pictures/lite_curve.png."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The errors a user sees: one line each, with the exit code the command ends with."""
 
+import os
+
 
 class QuatsphereError(Exception):
     """Base of all errors with a one-line message that says what, where and what to do."""
@@ -41,3 +43,11 @@ class DistributedError(QuatsphereError):
     """The processes of one run disagree, or one of them is gone."""
 
     exit_code = 7
+
+
+def printable(name: str | os.PathLike[str]) -> str:
+    """Return a name as one printable line; undecodable bytes, newlines and terminal escapes become `\\x1b` etc."""
+    text = os.fspath(name).encode("utf-8", "backslashreplace").decode()
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

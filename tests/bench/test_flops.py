@@ -1,4 +1,4 @@
-"""The operation count: the design's figures, and matrix products counted by torch itself."""
+"""The operation count: known values, and matrix products as counted by torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quatsphere.errors import ConfigError
 from quatsphere.models import create_model
 
 
-def test_the_designs_figures() -> None:
-    """1.17 and 0.83 GFLOP per image of a training step; 1.63 if the perturbation network ran on every target too."""
+def test_operations_of_the_default_models() -> None:
+    """GFLOP per image of a training step; 1.63 if the perturbation network also ran on every target."""
     config = QSVConfig()
     assert round(training_flops(config) / 1e9, 2) == 1.17
     assert round(training_flops(AttentionConfig()) / 1e9, 2) == 0.83
@@ -23,8 +23,8 @@ def test_the_designs_figures() -> None:
     assert round((training_flops(config) + 3 * again) / 1e9, 2) == 1.63
 
 
-def test_attention_is_what_torch_counts() -> None:
-    """torch's own counter sees exactly the dense products; it does not look into the neighbour sums."""
+def test_attention_agrees_with_the_counter_of_torch() -> None:
+    """The counter of torch includes exactly the dense products, not the neighbour sums."""
     small = {"base_vertices": 16, "shells": 3, "neighbours": 4}
     model = create_model("attention", dim=24, **small)
     with FlopCounterMode(display=False) as counter:
@@ -32,7 +32,7 @@ def test_attention_is_what_torch_counts() -> None:
     assert counter.get_total_flops() == forward_flops(model.config)
 
 
-def test_parts_of_the_hamilton_layers() -> None:
+def test_operations_of_the_hamilton_layers() -> None:
     """Post (Q, Q), up (Q, 4Q), down (4Q, Q) as real matrices per head: 9 (4Q)² multiply-adds per head and target."""
     config = QSVConfig(dim=32, heads=2, base_vertices=8, shells=2, neighbours=4, rounds=1)
     targets = sum(t for _, t in steps_of(config))
@@ -40,7 +40,7 @@ def test_parts_of_the_hamilton_layers() -> None:
     assert qsv_flops(config)["Hamilton"] == 2 * 9 * width**2 * config.heads * targets
 
 
-def test_a_removed_value_projection_is_not_counted() -> None:
+def test_removed_value_projection_is_not_counted() -> None:
     with_values = AttentionConfig(dim=24, base_vertices=16, shells=2, neighbours=4)
     without = dataclasses.replace(with_values, value="identity")
     sources = sum(s for s, _ in steps_of(with_values))
@@ -48,6 +48,6 @@ def test_a_removed_value_projection_is_not_counted() -> None:
     assert difference == 2 * 24**2 * sources
 
 
-def test_other_models_have_no_count() -> None:
+def test_other_models_have_no_operation_count() -> None:
     with pytest.raises(ConfigError, match="no operation count for ResNet20Config"):
         forward_flops(ResNet20Config())

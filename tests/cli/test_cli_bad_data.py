@@ -1,4 +1,4 @@
-"""FAULTS "Data files" 1 to 12 reach the user: exit code 3, one line, no run folder (loaders have their own tests)."""
+"""Bad data files end a command with exit code 3, one line and no run folder (tests/data has more cases)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import io
 import json
 import os
 import pickle
-import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.data_files import encode_idx, noise_image, png_header, save_image
 from PIL import Image
 
 from quatsphere.data import cifar_files
@@ -29,13 +28,12 @@ Write = Callable[[Path, Mapping[str, bytes]], Path]
 GADGET = b"cos\nsystem\n(S'touch marker'\ntR."
 
 
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
 def idx_files() -> Files:
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
-    return {"train-images-idx3-ubyte": idx(images), "train-labels-idx1-ubyte": idx(np.arange(20, dtype=np.uint8) % 5)}
+    return {
+        "train-images-idx3-ubyte": encode_idx(images),
+        "train-labels-idx1-ubyte": encode_idx(np.arange(20, dtype=np.uint8) % 5),
+    }
 
 
 def hostile_tar(member: str, kind: bytes = tarfile.REGTYPE) -> Files:
@@ -47,32 +45,18 @@ def hostile_tar(member: str, kind: bytes = tarfile.REGTYPE) -> Files:
     return {"cifar-10-binary.tar.gz": buffer.getvalue()}
 
 
-def image(kind: str, shape: tuple[int, ...] = (40, 40, 3), value: int | None = None) -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    Image.fromarray(pixels if value is None else np.full(shape, value, np.uint8)).save(buffer, kind)
-    return buffer.getvalue()
-
-
 def zip_bomb(size: int) -> bytes:
     """A small zip of class folders, one file of which unpacks to `size` zeros."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
-            bomb.writestr(name, image("PNG", (8, 8, 3)))
+            bomb.writestr(name, noise_image(0))
         bomb.writestr("a/bomb.png", bytes(size))
     return buffer.getvalue()
 
 
-def bare_png(side: int) -> bytes:
-    """A header that promises side x side pixels, and no more."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    empty = b"\0\0\0\0IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-    return b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + struct.pack(">I", zlib.crc32(header)) + empty
-
-
 def cifar_of_zeros(folder: Path, short: str | None) -> Path:
-    """Batch files of the official size, all zeros (and one too short): they cost no disk."""
+    """Sparse batch files of zeros with the official size, one of them too short."""
     folder.mkdir()
     for file in CIFAR10.containers[0].files:
         with open(folder / file.name, "wb") as empty:
@@ -81,29 +65,29 @@ def cifar_of_zeros(folder: Path, short: str | None) -> Path:
 
 
 CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
-    "1 nothing there": ("cifar10", lambda _: {"readme": b""}, r"no CIFAR-10 files in \S+ \(looked for data_batch_1 …"),
-    "1 no idx": ("idx", lambda _: {"readme": b""}, "no IDX files in"),
-    "2 truncated": (
+    "nothing there": ("cifar10", lambda _: {"readme": b""}, r"no CIFAR-10 files in \S+ \(looked for data_batch_1 …"),
+    "no idx": ("idx", lambda _: {"readme": b""}, "no IDX files in"),
+    "truncated": (
         "idx",
         lambda _: idx_files() | {"train-images-idx3-ubyte": idx_files()["train-images-idx3-ubyte"][:-1]},
         "has 1279 values, expected 1280; the copy is incomplete",
     ),
-    "5 label": (
+    "label": (
         "idx",
-        lambda _: idx_files() | {"train-labels-idx1-ubyte": idx(np.array([0, 1] * 9 + [1, 200], np.uint8))},
+        lambda _: idx_files() | {"train-labels-idx1-ubyte": encode_idx(np.array([0, 1] * 9 + [1, 200], np.uint8))},
         "label 200 at index 19|class '2' has no",
     ),
-    "5 rows": (
+    "rows": (
         "idx",
-        lambda _: idx_files() | {"train-labels-idx1-ubyte": idx(np.zeros(19, np.uint8))},
+        lambda _: idx_files() | {"train-labels-idx1-ubyte": encode_idx(np.zeros(19, np.uint8))},
         "20 rows but 19 labels, first mismatch at index 19",
     ),
-    "6 outside": ("cifar10", lambda _: hostile_tar("../../evil"), "refused: archive member leads outside"),
-    "6 absolute": ("cifar10", lambda _: hostile_tar("/evil"), "refused: archive member leads outside"),
-    "6 link": ("cifar10", lambda _: hostile_tar("x", tarfile.SYMTYPE), "refused: archive member is a link or device"),
-    "6 hard link": ("cifar10", lambda _: hostile_tar("x", tarfile.LNKTYPE), "archive member is a link or device"),
-    "6 device": ("cifar10", lambda _: hostile_tar("x", tarfile.CHRTYPE), "archive member is a link or device"),
-    "7 bomb": (
+    "outside": ("cifar10", lambda _: hostile_tar("../../evil"), "refused: archive member leads outside"),
+    "absolute": ("cifar10", lambda _: hostile_tar("/evil"), "refused: archive member leads outside"),
+    "link": ("cifar10", lambda _: hostile_tar("x", tarfile.SYMTYPE), "refused: archive member is a link or device"),
+    "hard link": ("cifar10", lambda _: hostile_tar("x", tarfile.LNKTYPE), "archive member is a link or device"),
+    "device": ("cifar10", lambda _: hostile_tar("x", tarfile.CHRTYPE), "archive member is a link or device"),
+    "bomb": (
         "idx",
         lambda _: {
             "train-images-idx3-ubyte.gz": gzip.compress(idx_files()["train-images-idx3-ubyte"] + bytes(10_000_000)),
@@ -111,39 +95,43 @@ CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
         },
         "holds more than the 1280 values its header promises",
     ),
-    "8 empty": (
+    "empty": (
         "folder",
         lambda files: files | {"train/a/x.png": b""},
         r"bad image train/a/x.png \(the file is empty\)",
     ),
-    "8 cut PNG": (
+    "cut PNG": (
         "folder",
-        lambda files: files | {"train/a/x.png": image("PNG")[:-900]},
+        lambda files: files | {"train/a/x.png": noise_image(0, (40, 40, 3))[:-900]},
         r"bad image train/a/x.png \(.*(truncated|broken)",
     ),
-    "8 cut JPEG": (
+    "cut JPEG": (
         "folder",
-        lambda files: files | {"train/a/x.jpg": image("JPEG")[:-500]},
+        lambda files: files | {"train/a/x.jpg": noise_image(0, (40, 40, 3), "JPEG")[:-500]},
         r"bad image train/a/x.jpg \(.*(truncated|broken)",
     ),
-    "8 text": ("folder", lambda files: files | {"train/a/x.png": b"hello"}, "not a PNG, JPEG or WebP image"),
-    "8 huge": ("folder", lambda files: files | {"train/a/x.png": bare_png(20_000)}, "more than 64,000,000 pixels"),
-    "9 empty class": (
+    "text": ("folder", lambda files: files | {"train/a/x.png": b"hello"}, "not a PNG, JPEG or WebP image"),
+    "huge": (
+        "folder",
+        lambda files: files | {"train/a/x.png": png_header(20_000, 20_000)},
+        "more than 64,000,000 pixels",
+    ),
+    "empty class": (
         "folder",
         lambda files: files | {"train/d/readme": b""},
         r"class 'd' has no images \(train of .*\); add some or remove the folder",
     ),
-    "9 one class": (
+    "one class": (
         "folder",
         lambda files: {k: v for k, v in files.items() if "/a/" in k},
         "only one class, 'a' .*; a classifier needs two or more",
     ),
-    "9 other classes": (
+    "other classes": (
         "folder",
         lambda files: files | {"test/d/0.png": files["test/a/0.png"]},
         "different classes .*first difference 'd', only in test",
     ),
-    "10 name": ("folder", lambda files: files | {"train/a/\udcff\n.png": b""}, r"bad image train/a/\\udcff\\n.png"),
+    "name": ("folder", lambda files: files | {"train/a/\udcff\n.png": b""}, r"bad image train/a/\\udcff\\n.png"),
 }
 
 
@@ -166,7 +154,7 @@ def test_bad_data_is_one_line(
         (None, "sha256 differs from the official data_batch_1.*; delete it and fetch again"),
     ],
 )
-def test_2_and_3_damaged_cifar(
+def test_damaged_cifar(
     short: str | None, message: str, tmp_path: Path, tiny: list[str], fails: Callable[..., str]
 ) -> None:
     root = cifar_of_zeros(tmp_path / "cifar-10-batches-bin", short)
@@ -174,7 +162,7 @@ def test_2_and_3_damaged_cifar(
     assert not (tmp_path / "run").exists()
 
 
-def test_4_a_gadget_is_refused(
+def test_pickle_that_calls_a_command_is_refused(
     tmp_path: Path, tiny: list[str], write: Write, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pickled = CIFAR10.containers[1]
@@ -195,7 +183,7 @@ def test_4_a_gadget_is_refused(
         (3, [3, 3, 3], "3 images, expected 2, first wrong index 2"),
     ],
 )
-def test_5_wrong_rows_of_cifar(
+def test_wrong_rows_of_cifar(
     rows: int,
     labels: list[int],
     message: str,
@@ -205,7 +193,7 @@ def test_5_wrong_rows_of_cifar(
     fails: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The official archive is taken to hold two rows, and these bytes."""
+    """The official archive is replaced by one of two rows and these bytes."""
     data = pickle.dumps({b"data": np.zeros((rows, 3072), np.uint8), b"labels": labels}, protocol=2)
     pickled = CIFAR10.containers[1]
     file = replace(pickled.files[0], rows=2, size=len(data), sha256=hashlib.sha256(data).hexdigest())
@@ -216,12 +204,12 @@ def test_5_wrong_rows_of_cifar(
     assert not (tmp_path / "run").exists()
 
 
-def test_7_bombs_stop_early(
+def test_bombs_are_stopped_early(
     tmp_path: Path, tiny: list[str], write: Write, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caps are set lower here, so that a bomb need not be large."""
-    monkeypatch.setattr("quatsphere.data.cifar.MOST_UNPACKED", 1 << 20)
-    monkeypatch.setattr("quatsphere.data.image_folder.MOST_BYTES", 1 << 20)
+    """The limits are lowered, so that the bombs can be small."""
+    monkeypatch.setattr("quatsphere.data.cifar.MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("quatsphere.data.archives.MAX_FILE_BYTES", 1 << 20)
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w:gz") as archive:
         info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
@@ -236,7 +224,7 @@ def test_7_bombs_stop_early(
     assert not (tmp_path / "run").exists()
 
 
-def test_8_bad_images_can_be_skipped(
+def test_bad_images_can_be_skipped(
     tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any], fails: Callable[..., str]
 ) -> None:
     root = str(write(tmp_path / "data", class_files | {"train/a/x.png": b"", "train/b/x.png": b"text"}))
@@ -249,9 +237,7 @@ def test_8_bad_images_can_be_skipped(
     assert [note[:16] for note in report["notes"] if "train/a/x.png" in note] == ["2 images skipped"]
 
 
-def test_8_unusual_images_are_read(
-    tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any]
-) -> None:
+def test_unusual_images_are_read(tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any]) -> None:
     root = write(tmp_path / "data", class_files)
     rng = np.random.default_rng(0)
     for index, mode in enumerate(("CMYK", "RGBA", "LA", "L", "P", "I;16")):
@@ -263,7 +249,7 @@ def test_8_unusual_images_are_read(
     assert json.loads(verified.out)["train"] == 24
 
 
-def test_9_shared_images_are_said_loudly(
+def test_shared_images_are_noted(
     tmp_path: Path, class_files: Files, write: Write, command: Callable[..., Any], tiny: list[str]
 ) -> None:
     root = str(write(tmp_path / "data", class_files | {"test/a/9.png": class_files["train/a/0.png"]}))
@@ -277,7 +263,7 @@ def test_9_shared_images_are_said_loudly(
     assert "quatsphere: note: 1 of 7 test images also in train, pixel for pixel" in trained.err
 
 
-def test_10_loops_pipes_and_links_are_named(
+def test_loops_pipes_and_links_are_named(
     tmp_path: Path, class_files: Files, write: Write, fails: Callable[..., str], tiny: list[str]
 ) -> None:
     loop = write(tmp_path / "loop", class_files)
@@ -297,11 +283,10 @@ def test_10_loops_pipes_and_links_are_named(
     assert not (tmp_path / "run").exists()
 
 
-def test_12_a_constant_channel_is_refused(
+def test_constant_channel_is_refused(
     tmp_path: Path, class_files: Files, write: Write, fails: Callable[..., str], tiny: list[str]
 ) -> None:
-    """Of the fields that FAULTS 12 speaks of only images exist so far."""
-    grey = {name: image("PNG", (8 + i, 8 + i, 3), 7) for i, name in enumerate(class_files)}
+    grey = {name: save_image(Image.new("RGB", (8 + i, 8 + i), (7, 7, 7))) for i, name in enumerate(class_files)}
     root = write(tmp_path / "data", grey)
     words = ("train", *tiny, "--data.name=folder", f"--data.root={root}", "--run-dir=run")
     fails(3, "channel 0 of the training images is constant", *words)

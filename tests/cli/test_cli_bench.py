@@ -1,4 +1,4 @@
-"""quatsphere bench: what it prints, saves and refuses; sizes of seconds."""
+"""quatsphere bench: output, files and errors, at sizes that take seconds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 
 import pytest
 
-from quatsphere.bench import kernel, measure
-from quatsphere.bench import timing as machine
+from quatsphere.bench import kernel, measure, timing
 
 Command = Callable[..., Any]
 
 
 @pytest.fixture
 def one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hamilton block alone: its contenders take milliseconds."""
-    chosen = {name: make for name, make in kernel.contenders().items() if name.startswith("Hamilton")}
-    monkeypatch.setattr(kernel, "contenders", lambda: chosen)
-    monkeypatch.setattr(machine, "SIDE", 64)
+    """Only the Hamilton block, whose candidates take milliseconds."""
+    chosen = {name: make for name, make in kernel.candidates().items() if name.startswith("Hamilton")}
+    monkeypatch.setattr(kernel, "candidates", lambda: chosen)
+    monkeypatch.setattr(timing, "GEMM_SIZE", 64)
 
 
 @pytest.mark.usefixtures("one_operator")
-def test_figures_are_printed_saved_and_compared(command: Command) -> None:
+def test_results_are_printed_saved_and_compared(command: Command) -> None:
     words = ["bench", "kernel", "--batch", "1", "--rounds", "1", "--no-memory"]
     first = command(*words, "--json", "before.json")
     assert first.code == 0, first.err
     record = json.loads(Path("before.json").read_text())
-    assert record["format"] == measure.FORMAT
-    assert set(record) == {"format", "machine", "settings", "kernel", "goals"}
+    assert record["format"] == measure.RECORD_FORMAT
+    assert set(record) == {"format", "machine", "settings", "kernel"}
     assert {"processor", "threads", "versions", "backend", "backend_reason"} <= set(record["machine"])
     for row in record["kernel"]:
         assert row["variant"] in first.out
@@ -54,7 +53,7 @@ def test_scaling_is_drawn(command: Command) -> None:
     assert command("figures", "--bench", "s.json", "-o", "drawn").code == 0
 
 
-def test_mistakes_are_one_line(fails: Callable[..., str]) -> None:
+def test_invalid_options_are_one_line_errors(fails: Callable[..., str]) -> None:
     fails(2, "invalid choice: 'speed'", "bench", "speed")
     fails(2, "--rounds: must be a whole number >= 1: got '0'", "bench", "kernel", "--rounds", "0")
     fails(2, "no saved figures in nowhere.json", "bench", "kernel", "--compare", "nowhere.json")

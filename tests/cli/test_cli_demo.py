@@ -74,8 +74,7 @@ def test_demo_mistakes_write_nothing(tmp_path: Path, fails: Command) -> None:
 def test_demo_asks_for_matplotlib_before_training(
     short: list[str], tmp_path: Path, fails: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "quatsphere.report.pictures", None)
-    monkeypatch.delattr("quatsphere.report.pictures", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     fails(2, r"pictures and pages need matplotlib and jinja2; pip install 'quatsphere\[report\]'", "demo", *short)
     fails(2, "pictures and pages need matplotlib", "data", "preview", "digits")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""diagnose and figures: from a run folder to tables, files and pictures."""
+"""quatsphere diagnose and quatsphere figures: tables, files and pictures of a run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from quatsphere.diagnostics import PAPER
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.tables import show
+from quatsphere.diagnostics.tables import print_diagnosis
 
 Command = Callable[..., Any]
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"
@@ -29,7 +29,7 @@ def run(tiny_run: Path, command: Command, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def test_the_file_holds_every_section(run: Path) -> None:
+def test_file_contains_every_section(run: Path) -> None:
     found = json.loads((run / "diagnostics.json").read_text())
     assert set(SECTIONS) <= set(found)
     assert not any("absent" in found[name] for name in SECTIONS)
@@ -39,7 +39,7 @@ def test_the_file_holds_every_section(run: Path) -> None:
     assert found["accuracy"]["held_out"]["images"] == found["accuracy"]["train"]["images"] == 40
 
 
-def test_the_fingerprint_beside_the_papers(tiny_run: Path, command: Command) -> None:
+def test_fingerprint(tiny_run: Path, command: Command) -> None:
     ended = command("diagnose", str(tiny_run), "--fingerprint", "--images", "4")
     assert ended.code == 0, ended.err
     assert "0.24-0.46" in ended.out
@@ -49,8 +49,8 @@ def test_the_fingerprint_beside_the_papers(tiny_run: Path, command: Command) -> 
     assert not (tiny_run / "diagnostics.json").exists()
 
 
-def test_what_fused_steps_hide_is_measured(command: Command) -> None:
-    """The demo's model with its default backend: interventions have effects, every part has its time."""
+def test_fused_steps_are_measured_by_part(command: Command) -> None:
+    """With the default backend of the demo, interventions have effects and every part is timed."""
     words = ["--preset", "demo", "--train.epochs", "1", "--data.train_limit", "64", "--run-dir", "demo"]
     assert command("train", *words).code == 0
     out = command("diagnose", "demo", "--images", "8", "--accuracy-images", "20").out
@@ -62,7 +62,7 @@ def test_what_fused_steps_hide_is_measured(command: Command) -> None:
     assert found["parts"]["note"] == "measured part by part; training runs these parts fused"
 
 
-def test_for_people(tiny_run: Path, command: Command) -> None:
+def test_printed_tables(tiny_run: Path, command: Command) -> None:
     ended = command("diagnose", str(tiny_run), "--images", "4", "--accuracy-images", "20", "--no-save")
     assert ended.code == 0
     assert not (tiny_run / "diagnostics.json").exists()
@@ -75,9 +75,9 @@ def test_for_people(tiny_run: Path, command: Command) -> None:
     assert "0.24-0.46" not in ended.out
 
 
-def test_the_papers_values_stand_beside_its_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_papers_values_are_printed_for_cifar10(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads((run / "diagnostics.json").read_text())
-    show(found | {"data": "cifar10", "paper": PAPER}, Console())
+    print_diagnosis(found | {"data": "cifar10", "paper": PAPER}, Console())
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("automobile, truck", "about 0.99", "0.24-0.46", "paper: QSV on CIFAR-10"))
 
@@ -91,7 +91,7 @@ def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
     assert "paper: QSV" not in out
 
 
-def test_bad_words(fails: Command, tiny_run: Path) -> None:
+def test_invalid_arguments_of_diagnose_and_figures(fails: Command, tiny_run: Path) -> None:
     fails(4, "no run in nowhere", "diagnose", "nowhere")
     fails(2, "--images: must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
     fails(2, "no run in nowhere .*name the folder of a run", "figures", "nowhere")
@@ -108,7 +108,7 @@ def test_figures_of_a_run(run: Path, command: Command) -> None:
     assert all(Path(path).read_bytes().startswith(b"<?xml") for path in json.loads(ended.out))
 
 
-def test_runs_of_the_same_name_do_not_overwrite(run: Path, tiny_run: Path, command: Command) -> None:
+def test_runs_of_the_same_name_have_separate_files(run: Path, tiny_run: Path, command: Command) -> None:
     other = Path("elsewhere") / run.name
     shutil.copytree(run, other)
     ended = command("figures", str(run), str(other), "--format", "png", "-o", "drawn")
@@ -118,7 +118,7 @@ def test_runs_of_the_same_name_do_not_overwrite(run: Path, tiny_run: Path, comma
     assert "drawn/run_b_-coverage-2.png" in paths
 
 
-def test_a_run_without_diagnostics_says_how_to_make_them(tiny_run: Path, command: Command) -> None:
+def test_note_about_missing_diagnostics(tiny_run: Path, command: Command) -> None:
     ended = command("figures", str(tiny_run), "-o", "drawn")
     assert ended.code == 0
     assert "has no diagnostics.json; 'quatsphere diagnose" in ended.err
@@ -162,9 +162,9 @@ def test_figures_of_results(command: Command) -> None:
     assert [Path(path).stem for path in ended.out.split()] == ["kernel", "qsv", "ablation", "temperature"]
 
 
-def test_numbers_of_the_figures_of_results() -> None:
+def test_values_of_the_figures_of_results() -> None:
     """Accuracies in percent, changes paired by seed, the paper's numbers from the ledger."""
-    from quatsphere.report.figure_data import ablation_rows, costs_of, probe_curves
+    from quatsphere.report.study_figures import ablation_rows, costs_of, probe_curves
 
     cells = [cell("full", seed, 0.5 + 0.01 * seed) for seed in (1, 2, 3)]
     cells += [cell("transport_identity", seed, 0.46 + 0.012 * seed) for seed in (1, 2, 3)]
@@ -177,20 +177,20 @@ def test_numbers_of_the_figures_of_results() -> None:
     assert off.change.high is not None
     assert off.change.low < -3.6 < off.change.high
     assert (off.paper_accuracy, off.paper_change) == (81.7, -4.3)
-    costs, told = costs_of(cells)
+    costs, caption = costs_of(cells)
     assert costs == pytest.approx({"transport_identity": -3.6})
-    assert "our own runs with\n2 shells of 48 to 72 vertices, 43,111 parameters, 40,000 images seen; n = 3 (" in told
-    paper, told = costs_of([])
+    assert "our own runs with\n2 shells of 48 to 72 vertices, 43,111 parameters, 40,000 images seen; n = 3 (" in caption
+    paper, caption = costs_of([])
     assert paper == {"routing_uniform": -0.2, "transport_identity": -4.3, "both_off": -21.8, "frozen_random": -19.4}
-    assert "the paper's" in told
+    assert "the paper's" in caption
     (curve,) = probe_curves(cells)
     assert curve.label == "learned: 52.0 (n = 3)"
     assert list(curve.mean) == pytest.approx([0.7931, 0.8, 0.8])
 
 
-def test_every_figure_of_results_is_of_one_data_set(command: Command) -> None:
-    """In results/lite: a hundred cells of CIFAR-10 with five epochs, apart from the part of CIFAR-100 with four."""
-    from quatsphere.report.figure_data import read_results, result_figures
+def test_figures_of_results_separate_data_sets(command: Command) -> None:
+    """results/lite has a hundred cells of CIFAR-10 with five epochs and a part of CIFAR-100 with four."""
+    from quatsphere.report.study_figures import read_results, result_figures
 
     found = dict(result_figures(read_results(str(LITE))))
     assert set(found) == {
@@ -207,8 +207,9 @@ def test_every_figure_of_results_is_of_one_data_set(command: Command) -> None:
     assert found["ablation-cifar100-part"].axes[0].get_xlabel().startswith("CIFAR-100 part: ")
 
 
-def test_the_costs_in_the_schematic_say_where_they_are_from() -> None:
-    from quatsphere.report.figure_data import costs_of, read_results, schematics
+def test_caption_states_the_origin_of_the_costs() -> None:
+    from quatsphere.report.figure_data import schematics
+    from quatsphere.report.study_figures import costs_of, read_results
 
     for records, says in (([], "the paper's values"), (read_results(str(LITE)), "n = 100 (uniform), 17 (identity)")):
         caption = dict(schematics(*costs_of(records)))["qsv"].get_supxlabel()

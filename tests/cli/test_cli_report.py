@@ -1,4 +1,4 @@
-"""quatsphere report: a run, an unfinished run, a run without its data, a study; names with HTML show as text."""
+"""quatsphere report: finished and unfinished runs, runs without data, studies; HTML in names is escaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def page_of(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def reported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, command: Command) -> str:
-    """The report of the tiny run, beside its view."""
+    """Text of the report of the tiny run, with its view beside it."""
     folder = tmp_path_factory.mktemp("reported")
     assert command("view", str(tiny_run), "-o", str(folder / "view.html")).code == 0
     ended = command("report", str(tiny_run), "-o", str(folder / "report.html"))
@@ -41,7 +41,7 @@ def test_a_report_of_a_run(reported: str, tiny_run: Path) -> None:
         assert str(fact) in reported
     assert f"{result['test_accuracy']:.4f}" in reported
     assert 20 <= reported.count('<li class="card') <= 24
-    assert reported.count('alt="The patches sampled from it"') == reported.count('<li class="card')
+    assert reported.count('alt="Patches sampled from the image"') == reported.count('<li class="card')
     assert 'href="view.html"' in reported
     assert not re.search(r"https?://|<script|<link|<iframe|@import|url\(", re.sub(r"base64,[^\"]*", "", reported))
 
@@ -52,11 +52,9 @@ def test_settings_that_differ_are_marked(reported: str) -> None:
     assert "weight_decay" not in marked
 
 
-def test_diagnostics_appear_once_they_are_there(
-    reported: str, tiny_run: Path, tmp_path: Path, command: Command
-) -> None:
+def test_diagnostics_are_shown_after_diagnose(reported: str, tiny_run: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(tiny_run, tmp_path / "r")
-    assert "None yet: &#39;quatsphere diagnose RUN&#39;" in reported
+    assert "None yet. Run &#39;quatsphere diagnose RUN&#39;" in reported
     assert command("diagnose", "r", "--images", "8").code == 0
     assert command("report", "r", "--json").out == '{"report": "r/report.html"}\n'
     page = page_of(tmp_path / "r")
@@ -65,10 +63,10 @@ def test_diagnostics_appear_once_they_are_there(
         assert words in page
 
 
-def test_names_with_html_show_as_text(
+def test_html_in_names_is_escaped(
     tmp_path: Path, command: Command, write: Callable[[Path, Mapping[str, bytes]], Path], noise: Callable[..., bytes]
 ) -> None:
-    """Classes and the run folder are called like an attack; the page has no more tags for it."""
+    """Classes and the run folder have names with HTML tags."""
     bad = "<script>alert(1)<script>"
     labels = (bad, "<img src=x onerror=alert(1)>", "c")
     files = {
@@ -123,7 +121,7 @@ def test_a_model_without_shells(command: Command, tmp_path: Path) -> None:
 
 
 def synthetic_cell(variant: str, seed: int) -> dict[str, Any]:
-    """The record of a finished cell, as `study run` writes it."""
+    """Return the record of a finished cell, as `study run` writes it."""
     epochs = 12
     steps, shells = [[0.7] * 7] * epochs, [[0.1] * 5] * epochs
     accuracy = 0.5 + 0.01 * seed + 0.001 * len(variant)
@@ -188,7 +186,7 @@ def test_a_study_of_a_hundred_runs(results: Path, tmp_path: Path, command: Comma
         assert page.count(f'class="claim {verdict}"') == sum(claim["verdict"] == verdict for claim in claims)
 
 
-def test_mistakes_are_one_line(tmp_path: Path, tiny_run: Path, fails: Command) -> None:
+def test_errors_are_one_line(tmp_path: Path, tiny_run: Path, fails: Command) -> None:
     (tmp_path / "empty").mkdir()
     fails(2, r"neither a run nor results in empty \(looked for config.yaml and cells/\)", "report", "empty")
     fails(2, "neither a run nor results in nowhere", "report", "nowhere")

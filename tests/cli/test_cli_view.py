@@ -1,4 +1,4 @@
-"""quatsphere view: the trace holds what the model computes, the page carries the trace, mistakes are one line."""
+"""quatsphere view: the trace agrees with the model, the page contains the trace, errors are one line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from quatsphere.cli.view import two_test_images
 from quatsphere.data.augment import normalize
-from quatsphere.report.view import read_trace
-from quatsphere.report.view_trace import Shown, compute_trace
-from quatsphere.train.load import open_run
+from quatsphere.report.view import ViewImage, compute_trace, example_images, read_trace
+from quatsphere.train.load import data_of, open_run
 
 Command = Callable[..., Any]
 
@@ -42,13 +40,13 @@ def test_a_view_of_a_run(tiny_run: Path, tmp_path: Path, command: Command) -> No
     ]
 
 
-def test_the_trace_is_the_model(tiny_run: Path, tmp_path: Path, command: Command) -> None:
-    """Weights, frames and evidence in the file against a forward pass of the trained model."""
+def test_trace_agrees_with_the_model(tiny_run: Path, tmp_path: Path, command: Command) -> None:
+    """Compare weights, frames and evidence in the file with a forward pass of the trained model."""
     assert command("view", str(tiny_run), "-o", "v.html").code == 0
     arrays = read_trace(tmp_path / "v.safetensors").arrays
     trained = open_run(str(tiny_run))
     model: Any = trained.model
-    shown = two_test_images(trained, None)
+    shown = example_images(data_of(trained))
     images = torch.stack([image.pixels for image in shown])
     mean, std = torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"])
     with torch.no_grad():
@@ -60,18 +58,18 @@ def test_the_trace_is_the_model(tiny_run: Path, tmp_path: Path, command: Command
         assert np.abs(arrays[f"field.{step}"] - trace["field"][step].numpy()).max() < 1e-4
         assert np.allclose(arrays[f"norm.{step}"], trace["hidden"][step].norm(dim=-1).numpy(), atol=1e-5)
         assert np.array_equal(arrays[f"neighbours.{step}"], trace["neighbours"][step].numpy())
-    said = logits.argmax(1)
-    exact = (logits.gather(1, said[:, None])[:, 0] - model.classifier.bias[said]).detach().numpy()
+    predicted = logits.argmax(1)
+    exact = (logits.gather(1, predicted[:, None])[:, 0] - model.classifier.bias[predicted]).detach().numpy()
     last = len(trace["weights"]) - 1
     assert np.allclose(arrays[f"evidence.{last}"].sum(1), exact, atol=1e-4)
     assert np.allclose(arrays["pool"].sum(1), 1, atol=1e-5)
 
 
-def test_messages_add_up_to_what_the_kernel_aggregates(tiny_run: Path) -> None:
-    """Σ_j w_ij r_ij x_j r_ij* from the file's own numbers is the kernel's output: the page shows the real messages."""
+def test_messages_sum_to_the_aggregate(tiny_run: Path) -> None:
+    """Σ_j w_ij r_ij x_j r_ij* from the file's own numbers is the output of the kernel."""
     trained = open_run(str(tiny_run))
     model: Any = trained.model
-    shown = two_test_images(trained, None)[:1]
+    shown = example_images(data_of(trained))[:1]
     arrays = {name: torch.as_tensor(values) for name, values in compute_trace(trained, shown).arrays.items()}
     from quatsphere.geometry import quaternion
 
@@ -82,21 +80,21 @@ def test_messages_add_up_to_what_the_kernel_aggregates(tiny_run: Path) -> None:
     relative = quaternion.relative(arrays["field.1"][0][:, None], arrays["source_field.1"][0][neighbours])
     sent = arrays["features.1"][0][neighbours]
     messages = quaternion.sandwich(relative[..., None, :].expand(sent.shape), sent)
-    heard = (arrays["weights.1"][0][..., None, None] * messages).sum(1)
-    assert torch.allclose(heard, trace["aggregated"][1][0], atol=1e-5)
+    aggregated = (arrays["weights.1"][0][..., None, None] * messages).sum(1)
+    assert torch.allclose(aggregated, trace["aggregated"][1][0], atol=1e-5)
 
 
-def test_drift_is_the_angle_from_the_start(tiny_run: Path) -> None:
+def test_drift_is_an_angle(tiny_run: Path) -> None:
     trained = open_run(str(tiny_run))
-    arrays = compute_trace(trained, two_test_images(trained, None)).arrays
+    arrays = compute_trace(trained, example_images(data_of(trained))).arrays
     assert (arrays["drift.0"] > 0).all()
     assert arrays["drift.0"].max() < np.pi
     assert arrays["drift.0"].shape == arrays["base.0"].shape[:2]
 
 
-def test_colours_of_a_grey_image_are_that_grey(tiny_run: Path) -> None:
+def test_colours_of_a_grey_image(tiny_run: Path) -> None:
     trained = open_run(str(tiny_run))
-    grey = Shown("grey", torch.full((1, 8, 8), 77, dtype=torch.uint8), None)
+    grey = ViewImage("grey", torch.full((1, 8, 8), 77, dtype=torch.uint8), None)
     arrays = compute_trace(trained, [grey]).arrays
     for step in range(4):
         assert (arrays[f"colour.{step}"] == 77).all()
@@ -116,7 +114,7 @@ def test_images_from_files(tiny_run: Path, tmp_path: Path, command: Command, noi
     assert len(read_trace(tmp_path / "one.safetensors").meta["images"]) == 1
 
 
-def test_mistakes_are_one_line(tiny_run: Path, tmp_path: Path, fails: Command, command: Command) -> None:
+def test_errors_are_one_line(tiny_run: Path, tmp_path: Path, fails: Command, command: Command) -> None:
     fails(4, "no run in nowhere", "view", "nowhere")
     fails(3, r"cannot read .*none\.png", "view", str(tiny_run), "--image", "none.png", "-o", "v.html")
     fails(2, r"no folder no/folder \(for v.html\); create it", "view", str(tiny_run), "-o", "no/folder/v.html")
@@ -145,18 +143,18 @@ def test_other_models(change: list[str], tiny: list[str], command: Command, tmp_
 
 
 def test_evidence_with_a_pool_weight_per_head(tiny: list[str], command: Command) -> None:
-    """What the vertices add to the predicted logit still sums to it, less its bias."""
+    """The contributions of the vertices sum to the predicted logit minus its bias."""
     change = ["--model.pooling", "quaternion_per_head"]
     assert command("train", *tiny, *change, "--run-dir", "r").code == 0
     trained = open_run("r")
     model: Any = trained.model
-    shown = two_test_images(trained, None)
+    shown = example_images(data_of(trained))
     found = compute_trace(trained, shown).arrays
     mean, std = torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"])
     with torch.no_grad():
         logits, trace = model(normalize(torch.stack([i.pixels for i in shown]), mean, std), return_trace=True)
-    said = logits.argmax(1)
-    exact = (logits.gather(1, said[:, None])[:, 0] - model.classifier.bias[said]).detach().numpy()
+    predicted = logits.argmax(1)
+    exact = (logits.gather(1, predicted[:, None])[:, 0] - model.classifier.bias[predicted]).detach().numpy()
     assert np.allclose(found[f"evidence.{len(trace['weights']) - 1}"].sum(1), exact, atol=1e-4)
     assert np.allclose(found["pool"].sum(1), 1, atol=1e-5)
 

@@ -1,11 +1,11 @@
-"""Small data sets in every container, cut from the real CIFAR-10 images; caches go to the test's own folder."""
+"""Small data sets in every container, from real CIFAR-10 images; caches are written to temporary folders."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quatsphere.data import cifar_files, images
-from quatsphere.data import image_folder as folder
+from quatsphere.data import cifar_files, decode
 from quatsphere.data.cifar_files import CIFAR10, Cifar
-from quatsphere.data.decode import DecodedFiles, ImageFile
-from quatsphere.errors import DataError
 
 PER_BATCH = 20
 """Rows of a small batch file: two of each class."""
@@ -26,29 +23,18 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg cache"))
 
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode here instead of in worker processes, for tests that are about something else: saves their start."""
+    """Decode in this process, for tests of something else: saves starting subprocesses."""
 
-    def decode_here(files: Sequence[ImageFile], size: int, fit: str = "crop", **_: object) -> DecodedFiles:
-        result = DecodedFiles.empty(len(files), size)
-        for index, file in enumerate(files):
-            try:
-                found = images.decode(file.read(), size, fit)
-            except (images.BadImage, DataError) as error:
-                result.bad[index] = str(error)
-                continue
-            result.images[index], result.resized[index] = found.pixels, found.resized
-            result.square[index] = found.square
-            result.digests[index] = np.frombuffer(found.digest, np.uint8)
-            result.formats[index] = images.FORMATS.index(found.format)
-        return result
+    def run_here(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[decode.Decoded | str], str]:
+        return [decode.decode_or_reason(data, size, fit) for data in blobs], ""
 
-    monkeypatch.setattr(folder, "decode_files", decode_here)
+    monkeypatch.setattr(decode, "run_decoder", run_here)
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +44,9 @@ def real_files(data_folder: Path) -> dict[str, bytes]:
         names = archive.namelist()
         chosen = [
             name
-            for part, count in (("train", 10), ("test", 2))
-            for kind in CIFAR10.classes
-            for name in [n for n in names if n.startswith(f"{part}/{kind}/")][:count]
+            for split, count in (("train", 10), ("test", 2))
+            for label in CIFAR10.classes
+            for name in [n for n in names if n.startswith(f"{split}/{label}/")][:count]
         ]
         return {name: archive.read(name) for name in chosen}
 
@@ -71,16 +57,16 @@ def batches(real_files: dict[str, bytes]) -> list[Rows]:
     files: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(6)]
     seen = dict.fromkeys(CIFAR10.classes, 0)
     for name, data in real_files.items():
-        part, kind, _ = name.split("/")
+        split, label, _ = name.split("/")
         pixels = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1).reshape(-1)
-        files[5 if part == "test" else seen[kind] % 5].append((pixels, CIFAR10.classes.index(kind)))
-        seen[kind] += 1
+        files[5 if split == "test" else seen[label] % 5].append((pixels, CIFAR10.classes.index(label)))
+        seen[label] += 1
     return [(np.stack([row for row, _ in file]), np.array([label for _, label in file])) for file in files]
 
 
 @pytest.fixture
 def small_cifar10(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, bytes]], Cifar]:
-    """`small_cifar10(files)` makes the library take batch files of 20 rows, these with their hashes, as official."""
+    """`small_cifar10(files)` declares these files official, with their hashes and 20 rows each."""
 
     def install(files: dict[str, bytes]) -> Cifar:
         containers = tuple(

@@ -1,4 +1,4 @@
-"""Augmentation is a pure function of (seed, epoch, sample); crop, flip, normalisation and mixing by plain loops."""
+"""Augmentation is a pure function of (seed, epoch, sample); crop, flip, normalisation and mixing against loops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GREY = random_images(40, channels=1, size=8)
     parts=st.integers(1, 5),
 )
 def test_augment_is_pure(images: Tensor, samples: list[int], seed: int, epoch: int, parts: int) -> None:
-    """Any batch size, any order, any repetition: the sample's result is the one it has in the whole set."""
+    """A sample's result does not depend on batch size, order or repetition."""
     whole = augment(images, torch.arange(len(images)), seed=seed, epoch=epoch, **SETTINGS)
     index = torch.tensor(samples)
     batches = [augment(images[part], part, seed=seed, epoch=epoch, **SETTINGS) for part in index.chunk(parts)]
@@ -55,7 +55,7 @@ def test_augment_depends_on_seed_epoch_and_sample() -> None:
 
 
 def test_augment_equals_crop_flip_then_operation() -> None:
-    """Switching TrivialAugmentWide off leaves crop and flip as they were; with all off the image stays."""
+    """Switching TrivialAugmentWide off does not change crop and flip; with everything off images are unchanged."""
     samples = torch.arange(40)
     off = augment(IMAGES, samples, seed=3, epoch=5, crop_pad=0, flip=False, trivial_augment=False)
     cropped = augment(IMAGES, samples, seed=3, epoch=5, crop_pad=4, flip=True, trivial_augment=False)
@@ -85,8 +85,8 @@ def test_crop_and_flip_equals_loop(shape: tuple[int, int, int]) -> None:
         np.testing.assert_array_equal(result, crop_by_loop(image, top, left, bool(mirrored)))
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Tensor]:
-    """The (top, left, mirrored, operation, strength, sign) that `augment` draws for samples 0 .. count - 1."""
+def drawn_choices(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Tensor]:
+    """(top, left, mirrored, operation, strength, sign) that `augment` draws for samples 0 .. count - 1."""
     seen: list[Tensor] = []
 
     def crop(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Tensor]:
 
 def test_choices_are_uniform_and_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-squared over every range, and over operation x strength; six standard deviations allowed."""
-    top, left, mirrored, operation, strength, sign = chosen(monkeypatch, 100_000)
+    top, left, mirrored, operation, strength, sign = drawn_choices(monkeypatch, 100_000)
     pair = operation * STRENGTHS + strength
     ranges = [(top + 4, 9), (left + 4, 9), (mirrored, 2), (operation, 14), (strength, 31), ((sign + 1) // 2, 2)]
     assert len(OPERATIONS) == 14
@@ -134,7 +134,7 @@ TARGETS = torch.eye(40)
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.2, 1.0)])
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(range(40)), seed=st.integers(0, 2**31), size=st.integers(1, 40))
-def test_mix_ignores_the_order_of_the_batch(
+def test_mix_does_not_depend_on_the_order_of_the_batch(
     mixup: float, cutmix: float, order: list[int], seed: int, size: int
 ) -> None:
     index = torch.tensor(order)[:size]
@@ -155,7 +155,7 @@ def test_mix_off_returns_its_input() -> None:
 
 
 def test_mixup_blends_image_and_target_alike() -> None:
-    """Targets are one-hot by sample, so they say who was mixed with whom and how much: no one with itself."""
+    """Targets are one-hot by sample, so they show the partners and weights; no sample is its own partner."""
     images, targets = mix(FLOATS, TARGETS, torch.arange(40), seed=0, epoch=0, mixup=1.0, cutmix=0.0)
     torch.testing.assert_close(images, torch.einsum("bk,kchw->bchw", targets, FLOATS))
     partners = (targets * (1 - TARGETS)).argmax(1)
@@ -174,9 +174,9 @@ def test_cutmix_pastes_one_box_and_counts_its_area() -> None:
         assert set(image[:, mask].unique().tolist()) <= {float(k) for k in target.nonzero().flatten()}
 
 
-def test_cutmix_area_has_its_expectation() -> None:
-    """A box of side s loses s^2 / 4 per axis at the edge; over s^2 uniform E (s - s^2 / 4)^2 = 77 / 240, less what
-    whole pixels round off."""
+def test_cutmix_area_has_the_expected_mean() -> None:
+    """A box of side s loses s^2 / 4 per axis at the edge; over s^2 uniform E (s - s^2 / 4)^2 = 77 / 240, less the
+    rounding to whole pixels."""
     images = torch.arange(1000).view(-1, 1, 1, 1).expand(-1, 1, 64, 64).float()
     mixed, _ = mix(images, torch.zeros(1000, 2), torch.arange(1000), seed=1, epoch=0, mixup=0.0, cutmix=1.0)
     assert abs((mixed != images).float().mean() - 77 / 240) < 0.03
@@ -191,7 +191,7 @@ BETA_CDF = {
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.5, 1.0, 2.0, 20.0])
 def test_symmetric_beta_has_the_right_distribution(alpha: float) -> None:
-    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)); Kolmogorov-Smirnov at 0.1 % where the distribution is closed."""
+    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)); Kolmogorov-Smirnov at 0.1 % where the CDF is known."""
     count = 10_000
     values = np.array([symmetric_beta(alpha, *pair) for pair in uniform(fold(torch.arange(count)), 2).tolist()])
     deviation = (4 * (2 * alpha + 1)) ** -0.5
@@ -202,7 +202,7 @@ def test_symmetric_beta_has_the_right_distribution(alpha: float) -> None:
         assert np.abs(ranks - BETA_CDF[alpha](np.sort(values))).max() < 1.95 / count**0.5
 
 
-def test_symmetric_beta_at_the_ends_of_its_draws() -> None:
+def test_symmetric_beta_at_the_extremes() -> None:
     smallest, largest = 0.0, 1 - 2.0**-53
     for alpha in (1e-3, 1.0, 1e3):
         assert symmetric_beta(alpha, smallest, 0.3) == 0.5

@@ -1,4 +1,4 @@
-"""The cache of decoded images saves time and never decides anything (FAULTS 37)."""
+"""The cache of decoded images saves time and never changes the result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from quatsphere.data import Dataset, cache, load_dataset
-from quatsphere.data import image_folder as folder
+from quatsphere.data import Dataset, cache, image_folder, load_dataset
 from quatsphere.data.decode import DecodedFiles
 from quatsphere.errors import DataError
 
@@ -32,24 +31,24 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def decodings(in_process: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one each time images are really decoded."""
-    seen: list[int] = []
-    real = folder.decode_files
+    """List that grows by one each time the images are decoded."""
+    calls: list[int] = []
+    decode_files = image_folder.decode_files
 
     def counting(*arguments: object, **options: object) -> DecodedFiles:
-        seen.append(1)
-        return real(*arguments, **options)  # type: ignore[arg-type]
+        calls.append(1)
+        return decode_files(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(folder, "decode_files", counting)
-    return seen
+    monkeypatch.setattr(image_folder, "decode_files", counting)
+    return calls
 
 
 def same(a: Dataset, b: Dataset) -> bool:
     return a.fingerprint == b.fingerprint and torch.equal(a.train.images, b.train.images)
 
 
-def entries(place: Path) -> list[Path]:
-    return sorted((place / "decoded").iterdir())
+def entries(folder: Path) -> list[Path]:
+    return sorted((folder / "decoded").iterdir())
 
 
 def test_second_load_reads_the_cache(root: Path, tmp_path: Path, decodings: list[int]) -> None:
@@ -64,28 +63,28 @@ def test_second_load_reads_the_cache(root: Path, tmp_path: Path, decodings: list
 
 
 def test_changed_source_replaces_its_entry(root: Path, tmp_path: Path, decodings: list[int]) -> None:
-    place = tmp_path / "c"
-    first = load_dataset("folder", root=root, cache=place)
+    folder = tmp_path / "c"
+    first = load_dataset("folder", root=root, cache=folder)
     (root / "a" / "0.png").unlink()
-    second = load_dataset("folder", root=root, cache=place)
+    second = load_dataset("folder", root=root, cache=folder)
     os.utime(root / "a" / "1.png", ns=(0, 0))
-    load_dataset("folder", root=root, cache=place)
-    load_dataset("folder", root=root, cache=place, image_size=8)
+    load_dataset("folder", root=root, cache=folder)
+    load_dataset("folder", root=root, cache=folder, image_size=8)
     assert len(decodings) == 4
     assert first.fingerprint != second.fingerprint
-    assert len(entries(place)) == 4
+    assert len(entries(folder)) == 4
 
 
-def test_each_fit_has_its_entry(tmp_path: Path, decodings: list[int]) -> None:
+def test_each_fit_mode_has_its_entry(tmp_path: Path, decodings: list[int]) -> None:
     generator = np.random.default_rng(0)
     for kind in "ab":
         (tmp_path / "set" / kind).mkdir(parents=True)
         for i in range(8):
             pixels = generator.integers(0, 256, (6, 12, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "set" / kind / f"{i}.png")
-    place = tmp_path / "c"
+    folder = tmp_path / "c"
     cropped, squashed, again = (
-        load_dataset("folder", root=tmp_path / "set", cache=place, fit=fit) for fit in ("crop", "squash", "crop")
+        load_dataset("folder", root=tmp_path / "set", cache=folder, fit=fit) for fit in ("crop", "squash", "crop")
     )
     assert len(decodings) == 2
     assert same(cropped, again)
@@ -94,25 +93,25 @@ def test_each_fit_has_its_entry(tmp_path: Path, decodings: list[int]) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "missing"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
 def test_damaged_entry_is_noticed_and_rebuilt(
-    root: Path, tmp_path: Path, decodings: list[int], suffix: str, harm: str
+    root: Path, tmp_path: Path, decodings: list[int], suffix: str, damage: str
 ) -> None:
-    place = tmp_path / "c"
-    first = load_dataset("folder", root=root, cache=place)
-    file = next(path for path in entries(place) if path.suffix == suffix)
+    folder = tmp_path / "c"
+    first = load_dataset("folder", root=root, cache=folder)
+    file = next(path for path in entries(folder) if path.suffix == suffix)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 16
-    harmed = {"flip": bytes(data), "cut": bytes(data[:-9]), "empty": b"", "missing": None}[harm]
+    damaged = {"flip": bytes(data), "cut": bytes(data[:-9]), "empty": b"", "missing": None}[damage]
     file.unlink()
-    if harmed is not None:
-        file.write_bytes(harmed)
-    second = load_dataset("folder", root=root, cache=place)
+    if damaged is not None:
+        file.write_bytes(damaged)
+    second = load_dataset("folder", root=root, cache=folder)
     assert same(first, second)
     assert len(decodings) == 2
-    if (suffix, harm) not in ((".json", "missing"), (".json", "flip")):
+    if (suffix, damage) not in ((".json", "missing"), (".json", "flip")):
         assert "damaged cache noticed and rebuilt" in second.notes
-    third = load_dataset("folder", root=root, cache=place)
+    third = load_dataset("folder", root=root, cache=folder)
     assert len(decodings) == 2
     assert third.notes == first.notes
 

@@ -1,17 +1,16 @@
-"""CIFAR from every container gives the same data set; damaged or foreign files give one line (FAULTS 1 to 7, G21)."""
+"""CIFAR from every container is the same data set; damaged or foreign files are one-line errors."""
 
 from __future__ import annotations
 
 import io
 import pickle
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.data_files import save_image, write_files, write_tar, write_zip
 from PIL import Image
 
 from quatsphere.data import Dataset, cifar_files, load_dataset, verify
@@ -37,27 +36,8 @@ def python_files(batches: list[Rows]) -> dict[str, bytes]:
     }
 
 
-def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
-def write_tar(path: Path, folder: str, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(f"{folder}/{name}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
+def write_folder_in_tar(path: Path, folder: str, files: dict[str, bytes]) -> Path:
+    return write_tar(path, {f"{folder}/{name}": data for name, data in files.items()})
 
 
 def same(a: Dataset, b: Dataset) -> bool:
@@ -78,12 +58,12 @@ def test_every_container_gives_the_same_data(
     roots = [
         write_zip(tmp_path / "images.zip", real_files),
         write_zip(tmp_path / "wrapped.zip", {f"cifar/{name}": data for name, data in real_files.items()}),
-        write_folder(tmp_path / "images", real_files),
-        write_folder(tmp_path / "bin", binary),
-        write_folder(tmp_path / "parent" / "cifar-10-batches-bin", binary).parent,
-        write_folder(tmp_path / "py", pickled),
-        write_tar(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", binary),
-        write_tar(tmp_path / "renamed", "cifar-10-batches-py", pickled),
+        write_files(tmp_path / "images", real_files),
+        write_files(tmp_path / "bin", binary),
+        write_files(tmp_path / "parent" / "cifar-10-batches-bin", binary).parent,
+        write_files(tmp_path / "py", pickled),
+        write_folder_in_tar(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", binary),
+        write_folder_in_tar(tmp_path / "renamed", "cifar-10-batches-py", pickled),
     ]
     sets = [load_dataset("cifar10", root=root) for root in roots]
     assert all(same(sets[0], other) for other in sets[1:])
@@ -102,13 +82,13 @@ def test_data_is_found_through_the_environment(
     assert len(load_dataset("cifar10").test) == 20
 
 
-def test_batches_packed_anew_pass_by_their_content(
+def test_batches_packed_again_are_recognised_by_content(
     tmp_path: Path, batches: list[Rows], small_cifar10: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dataclasses import replace
 
     small = small_cifar10({})
-    root = write_folder(tmp_path / "bin", binary_files(batches))
+    root = write_files(tmp_path / "bin", binary_files(batches))
     with pytest.raises(DataError, match="sha256 differs"):
         load_dataset("cifar10", root=root)
     files = binary_files(batches)
@@ -116,12 +96,12 @@ def test_batches_packed_anew_pass_by_their_content(
     known = load_dataset("cifar10", root=root).fingerprint
     monkeypatch.setitem(cifar_files.CIFARS, "cifar10", replace(small, fingerprint=known))
     assert "canonical CIFAR-10" in load_dataset("cifar10", root=root).notes[0]
-    pickled = write_folder(tmp_path / "py", python_files([batches[i] for i in (3, 1, 0, 2, 4, 5)]))
+    pickled = write_files(tmp_path / "py", python_files([batches[i] for i in (3, 1, 0, 2, 4, 5)]))
     assert "canonical CIFAR-10" in load_dataset("cifar10", root=pickled).notes[0]
     assert verify("cifar10", root=pickled)["canonical"] is True
 
 
-def test_fault_1_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = (
         r"^no CIFAR-10 files in {} \(looked for data_batch_1 … test_batch\); "
         r"run 'quatsphere data get cifar10' or pass --data\.root$"
@@ -136,7 +116,7 @@ def test_fault_1_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("make", [binary_files, python_files])
-def test_fault_2_truncated_batch(
+def test_truncated_batch(
     make: Callable[[list[Rows]], dict[str, bytes]], tmp_path: Path, batches: list[Rows], small_cifar10: Install
 ) -> None:
     files = make(batches)
@@ -146,17 +126,16 @@ def test_fault_2_truncated_batch(
         short = {**files, name: files[name][:length]}
         expected = f"^{name} has {length} bytes, expected {len(files[name])}; the copy is incomplete"
         with pytest.raises(DataError, match=expected):
-            load_dataset("cifar10", root=write_folder(tmp_path / "short", short))
+            load_dataset("cifar10", root=write_files(tmp_path / "short", short))
     del files[name]
     with pytest.raises(DataError, match=rf"^{name} is missing in .*; the copy is incomplete"):
-        load_dataset("cifar10", root=write_folder(tmp_path / "missing", files))
+        load_dataset("cifar10", root=write_files(tmp_path / "missing", files))
 
 
 @pytest.mark.parametrize("make", [binary_files, python_files])
-def test_fault_3_no_flipped_byte_is_ever_accepted(
+def test_no_flipped_bit_is_accepted(
     make: Callable[[list[Rows]], dict[str, bytes]], tmp_path: Path, batches: list[Rows], small_cifar10: Install
 ) -> None:
-    """G21: 0 of 100 damaged copies."""
     files = make(batches)
     small_cifar10(files)
     generator = np.random.default_rng(0)
@@ -165,31 +144,31 @@ def test_fault_3_no_flipped_byte_is_ever_accepted(
         data = bytearray(files[name])
         data[generator.integers(len(data))] ^= 1 << generator.integers(8)
         with pytest.raises(DataError) as caught:
-            load_dataset("cifar10", root=write_folder(tmp_path / "flipped", {**files, name: bytes(data)}))
+            load_dataset("cifar10", root=write_files(tmp_path / "flipped", {**files, name: bytes(data)}))
         assert "fetch" in str(caught.value) or "refused" in str(caught.value)
     data = bytearray(files[name])
     data[5000] ^= 1
     with pytest.raises(
         DataError, match=r"^sha256 differs from the official data_batch_2.*; delete it and fetch again$"
     ):
-        load_dataset("cifar10", root=write_folder(tmp_path / "flipped", {**files, name: bytes(data)}))
+        load_dataset("cifar10", root=write_files(tmp_path / "flipped", {**files, name: bytes(data)}))
 
 
-def test_fault_4_gadget_in_a_batch(tmp_path: Path, batches: list[Rows], small_cifar10: Install) -> None:
+def test_pickle_that_calls_a_command_is_refused(tmp_path: Path, batches: list[Rows], small_cifar10: Install) -> None:
     files = python_files(batches)
     marker = tmp_path / "marker"
     files["data_batch_4"] = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
     small_cifar10(files)
     for root in (
-        write_folder(tmp_path / "py", files),
-        write_tar(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py", files),
+        write_files(tmp_path / "py", files),
+        write_folder_in_tar(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py", files),
     ):
         with pytest.raises(DataError, match=r"^refused: file asks for os.system; CIFAR needs only numpy arrays$"):
             load_dataset("cifar10", root=root)
     assert not marker.exists()
 
 
-def test_fault_5_labels_and_counts_name_the_first_index(
+def test_wrong_labels_and_counts_state_the_first_index(
     tmp_path: Path, batches: list[Rows], small_cifar10: Install
 ) -> None:
     pixels, labels = batches[1]
@@ -220,13 +199,15 @@ def test_fault_5_labels_and_counts_name_the_first_index(
     for index, (files, message) in enumerate(cases):
         small_cifar10(files)
         with pytest.raises(DataError, match=message):
-            load_dataset("cifar10", root=write_folder(tmp_path / str(index), files))
+            load_dataset("cifar10", root=write_files(tmp_path / str(index), files))
 
 
-def test_fault_6_hostile_archive(tmp_path: Path, batches: list[Rows], small_cifar10: Install) -> None:
+def test_hostile_archive(tmp_path: Path, batches: list[Rows], small_cifar10: Install) -> None:
     files = binary_files(batches)
     small_cifar10(files)
-    root = write_tar(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {**files, "../../evil": b"x"})
+    root = write_folder_in_tar(
+        tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {**files, "../../evil": b"x"}
+    )
     with pytest.raises(DataError, match="refused: archive member leads outside"):
         load_dataset("cifar10", root=root)
     assert not (tmp_path.parent / "evil").exists()
@@ -236,12 +217,12 @@ def test_fault_6_hostile_archive(tmp_path: Path, batches: list[Rows], small_cifa
     with pytest.raises(
         DataError, match=r"no CIFAR-10 files in .*looked for cifar-10-batches-bin or cifar-10-batches-py"
     ):
-        load_dataset("cifar10", root=write_tar(tmp_path / "other.tar.gz", "elsewhere", files))
+        load_dataset("cifar10", root=write_folder_in_tar(tmp_path / "other.tar.gz", "elsewhere", files))
 
 
-def test_fault_7_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quatsphere.data.cifar.MOST_UNPACKED", 1 << 20)
-    root = write_tar(
+def test_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quatsphere.data.cifar.MAX_UNPACKED_BYTES", 1 << 20)
+    root = write_folder_in_tar(
         tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {"data_batch_1.bin": bytes(30_730_000)}
     )
     with pytest.raises(DataError, match="unpacks to more than it may"):
@@ -249,21 +230,19 @@ def test_fault_7_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("in_process")
-def test_jpeg_copy_is_named(tmp_path: Path, real_files: dict[str, bytes]) -> None:
+def test_jpeg_copy_is_recognised(tmp_path: Path, real_files: dict[str, bytes]) -> None:
     files = {}
     for name, data in real_files.items():
-        buffer = io.BytesIO()
-        Image.open(io.BytesIO(data)).save(buffer, "JPEG", quality=95)
-        files[name.replace(".webp", ".jpg")] = buffer.getvalue()
+        files[name.replace(".webp", ".jpg")] = save_image(Image.open(io.BytesIO(data)), "JPEG", quality=95)
     notes = load_dataset("cifar10", root=write_zip(tmp_path / "jpeg.zip", files)).notes
     assert any(note.startswith("LOSSY JPEG COPY of CIFAR-10 recognised") for note in notes)
 
 
 @pytest.mark.usefixtures("in_process")
-def test_jpeg_copy_is_known_by_its_means(
+def test_jpeg_copy_is_recognised_by_its_means(
     tmp_path: Path, real_files: dict[str, bytes], small_cifar10: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody saved the JPEG copy as PNG: the means give it away."""
+    """A JPEG copy that was saved as PNG has the means of the JPEG copy."""
     from dataclasses import replace
 
     root = write_zip(tmp_path / "images.zip", real_files)
@@ -277,7 +256,7 @@ def test_jpeg_copy_is_known_by_its_means(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_are_named_loudly(tmp_path: Path, real_files: dict[str, bytes]) -> None:
+def test_parts_are_noted(tmp_path: Path, real_files: dict[str, bytes]) -> None:
     notes = load_dataset("cifar10", root=write_zip(tmp_path / "part.zip", real_files)).notes
     assert (
         "only a PART of CIFAR-10: 100 training and 20 test images, whole: 50000 training and 10000 test images" in notes
@@ -297,7 +276,7 @@ def test_foreign_class_folders_are_refused(tmp_path: Path, real_files: dict[str,
         load_dataset("cifar10", root=write_zip(tmp_path / "train.zip", train))
 
 
-def test_cifar100_takes_the_fine_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar100_has_fine_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import hashlib
     from dataclasses import replace
 
@@ -314,14 +293,14 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path, monkeypatch: pytest.Monke
         )
         containers.append(replace(container, files=known))
     monkeypatch.setitem(cifar_files.CIFARS, "cifar100", replace(CIFAR100, containers=tuple(containers)))
-    data = load_dataset("cifar100", root=write_folder(tmp_path / "cifar-100-binary", files).parent, val_fraction=0.0)
+    data = load_dataset("cifar100", root=write_files(tmp_path / "cifar-100-binary", files).parent, val_fraction=0.0)
     assert torch.equal(torch.bincount(data.test.labels), torch.full((100,), 2))
     assert data.classes[0] == "apple"
     assert data.classes[99] == "worm"
 
 
 def test_official_facts_are_complete() -> None:
-    """G21: a hash for every file, of the right length, none twice."""
+    """Every file has a distinct hash of the right length."""
     for cifar in (CIFAR10, CIFAR100):
         assert cifar.counts == (50_000, 10_000)
         assert len(set(cifar.classes)) == len(cifar.classes) == {"cifar10": 10, "cifar100": 100}[cifar.name]

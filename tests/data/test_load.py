@@ -1,16 +1,28 @@
-"""`load_dataset` on the embedded digits, and what it refuses."""
+"""`load_dataset` with the embedded digits, its errors, and registered data sets."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from quatsphere.data import Dataset, load_dataset, verify
+from quatsphere.data import (
+    DATASETS,
+    Dataset,
+    RawDataset,
+    ReadOptions,
+    load_dataset,
+    raw_split,
+    register_dataset,
+    verify,
+)
 from quatsphere.errors import ConfigError, DataError
 
 
@@ -36,7 +48,7 @@ def test_digits_are_the_real_ones(digits: Dataset) -> None:
     assert not rows(digits.train.images) & rows(digits.val.images)
 
 
-def test_test_part_is_stratified(digits: Dataset) -> None:
+def test_test_split_is_stratified(digits: Dataset) -> None:
     share = torch.bincount(digits.test.labels) / torch.bincount(
         torch.cat([digits.train.labels, digits.val.labels, digits.test.labels])
     )
@@ -44,7 +56,7 @@ def test_test_part_is_stratified(digits: Dataset) -> None:
     assert share.max() < 0.21
 
 
-def test_statistics_are_of_the_training_part(digits: Dataset) -> None:
+def test_statistics_are_of_the_training_split(digits: Dataset) -> None:
     scaled = digits.train.images.double() / 255
     torch.testing.assert_close(digits.mean.double(), scaled.mean((0, 2, 3)), rtol=1e-6, atol=0)
     torch.testing.assert_close(digits.std.double(), scaled.std((0, 2, 3), correction=0), rtol=1e-6, atol=0)
@@ -58,19 +70,19 @@ def test_fingerprint_ignores_settings_but_order_is_canonical(digits: Dataset) ->
     assert torch.equal(digits.train.labels, digits.train.labels.sort().values)
 
 
-def test_fingerprint_is_what_it_was(digits: Dataset) -> None:
-    """Checkpoints remember it: a change of its definition would refuse every one of them."""
+def test_fingerprint_is_stable(digits: Dataset) -> None:
+    """Checkpoints store it: a changed definition would invalidate all of them."""
     assert digits.fingerprint == "f42d98a7071c09194a5fcabd6cd1e0af0fe7911d2e2054e8b08c5a2b4e32841b"
 
 
-def test_limit_takes_a_subset(digits: Dataset) -> None:
+def test_limited_training_images_are_a_subset(digits: Dataset) -> None:
     limited = load_dataset("digits", train_limit=50)
     assert rows(limited.train.images) < rows(digits.train.images)
     assert torch.equal(limited.test.images, digits.test.images)
     assert torch.equal(limited.val.images, digits.val.images)
 
 
-def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"pip install quatsphere\[demo\]"):
         load_dataset("digits")
@@ -89,14 +101,12 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
         ({"skip_bad": -1}, "skip_bad must be >= 0"),
     ],
 )
-def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_dataset(**{"name": "digits", **settings})  # type: ignore[arg-type]
 
 
-def test_constant_images_teach_nothing(tmp_path: Path) -> None:
-    from PIL import Image
-
+def test_constant_images_are_refused(tmp_path: Path) -> None:
     for kind in "ab":
         (tmp_path / kind).mkdir()
         for i in range(3):
@@ -105,7 +115,7 @@ def test_constant_images_teach_nothing(tmp_path: Path) -> None:
         load_dataset("folder", root=tmp_path)
 
 
-def test_verify_reports_plain_values() -> None:
+def test_verify() -> None:
     report = verify("digits")
     assert report["train"] == 1797
     assert report["test"] == 0
@@ -113,3 +123,42 @@ def test_verify_reports_plain_values() -> None:
     assert report["shape"] == [1, 8, 8]
     assert len(report["fingerprint"]) == 64
     assert len(report["channel_means"]) == 1
+
+
+def read_stripes(options: ReadOptions) -> RawDataset:
+    """Horizontal and vertical stripes, a data set defined outside the package."""
+    horizontal = np.random.default_rng(0).integers(0, 256, (40, 1, 6, 1), np.uint8).repeat(6, axis=3)
+    images = np.concatenate([horizontal, horizontal.transpose(0, 1, 3, 2)])
+    return RawDataset(("horizontal", "vertical"), raw_split(images, np.repeat([0, 1], 40)), None)
+
+
+@pytest.fixture
+def stripes() -> Iterator[str]:
+    register_dataset("stripes")(read_stripes)
+    yield "stripes"
+    del DATASETS["stripes"]
+
+
+def test_registered_data_set(stripes: str) -> None:
+    data = load_dataset(stripes, image_size=8)
+    assert data.train.images.shape[1:] == (1, 8, 8)
+    assert sum(len(split) for split in (data.train, data.val, data.test)) == 80
+    assert verify(stripes)["classes"] == ["horizontal", "vertical"]
+
+
+def test_built_in_data_sets_cannot_be_replaced() -> None:
+    with pytest.raises(ConfigError, match="data set 'digits' is built in"):
+        register_dataset("digits")
+
+
+def test_registered_data_set_in_a_configuration(stripes: str) -> None:
+    from quatsphere.config import DataConfig
+    from quatsphere.train.run import load_data
+
+    data = load_data(DataConfig(name=stripes), lambda note: None)
+    assert data.classes == ("horizontal", "vertical")
+
+
+def test_listing_data_sets_does_not_import_torch() -> None:
+    code = "import sys, quatsphere.data, quatsphere.cli.data; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Every operation x strength x sign against Pillow, called as torchvision calls it on Pillow images."""
+"""Every operation x strength x sign against Pillow, called as torchvision does on Pillow images."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def test_tiny_images_equal_pillow(name: str, size: tuple[int, int]) -> None:
     check_equals_pillow(photo_crops(2, *size), name)
 
 
-def test_ranges_are_torchvision_s() -> None:
-    """The 14 operations in torchvision's order; magnitudes within one float32 unit of its tables, the bits on x86."""
+def test_magnitudes_are_those_of_torchvision() -> None:
+    """The 14 operations in torchvision's order; magnitudes within one float32 unit of its tables, equal on x86."""
     ratio, pixels = torch.linspace(0.0, 0.99, 31), torch.linspace(0.0, 32.0, 31)
     bits = 8 - (torch.arange(31) / (30 / 6)).round()
     tables = {"Rotate": torch.linspace(0.0, 135.0, 31), "Solarize": torch.linspace(255.0, 0.0, 31), "Posterize": bits}
@@ -165,7 +165,7 @@ def test_ranges_are_torchvision_s() -> None:
 
 
 def test_translation_at_the_middle_strength_is_15_pixels() -> None:
-    """32 * 15 / 30 is 16, but torchvision's float32 table holds 15.999999, which int() takes to 15: on any machine."""
+    """32 * 15 / 30 is 16, but the float32 table of torchvision has 15.999999, which int() truncates to 15."""
     moved = [int(m) for m in OPERATIONS[NAMES.index("TranslateX")].magnitudes]
     assert moved == [15 if k == 15 else 32 * k // 30 for k in range(31)]
 
@@ -182,7 +182,7 @@ def test_mixed_batch_equals_one_by_one() -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_input_is_left_alone() -> None:
+def test_input_is_not_modified() -> None:
     images = photo_crops(14)
     before = images.clone()
     apply_trivial_augment(images, torch.arange(14), torch.full((14,), 30), torch.ones(14, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""The whole diagnosis: what holds before training, what applies to which model, and the same numbers by another way."""
+"""Diagnoses of untrained models, of all kinds of models, and against independent computations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import PAPER, SCHEMA, diagnose
 from quatsphere.diagnostics.interventions import transport_effects, transport_off
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.traced_model import steps_of
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.scoring import Evaluation
+from quatsphere.models.steps import model_steps
 from quatsphere.train.evaluation import evaluate
 from quatsphere.train.trainer import look_inside
 
@@ -60,14 +60,14 @@ def digits() -> Dataset:
     return load_dataset("digits")
 
 
-def made(kind: str, **more: Any) -> Model:
+def build(kind: str, **more: Any) -> Model:
     name, settings = MODELS[kind]
     return create_model(name, seed=3, **{**settings, **more})
 
 
-def stirred(kind: str = "qsv", **more: Any) -> Model:
-    """A model whose every parameter was moved a little, as training would: the perturbation is alive."""
-    model = made(kind, **more)
+def perturbed(kind: str = "qsv", **more: Any) -> Model:
+    """Return a model with noise added to its parameters, so that the perturbation networks are active."""
+    model = build(kind, **more)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -78,11 +78,11 @@ def stirred(kind: str = "qsv", **more: Any) -> Model:
 
 @pytest.fixture(scope="module")
 def found(digits: Dataset) -> dict[str, dict[str, Any]]:
-    return {kind: diagnose(made(kind), digits, images=20, accuracy_images=30, seed=3) for kind in MODELS}
+    return {kind: diagnose(build(kind), digits, images=20, accuracy_images=30, seed=3) for kind in MODELS}
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_applies_to_which_model(kind: str, found: dict[str, dict[str, Any]]) -> None:
+def test_absent_sections_by_model(kind: str, found: dict[str, dict[str, Any]]) -> None:
     seen = found[kind]
     assert {name for name in SECTIONS if "absent" in seen[name]} == ABSENT[kind]
     assert all(seen[name]["absent"] for name in ABSENT[kind])
@@ -92,13 +92,13 @@ def test_what_applies_to_which_model(kind: str, found: dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("kind", ["qsv", "attention"])
-def test_the_papers_values_belong_to_its_model_on_its_data(kind: str, digits: Dataset) -> None:
-    seen = diagnose(made(kind), replace(digits, name="cifar10"), images=4, only=["routing"])
+def test_papers_values_only_for_qsv_on_cifar10(kind: str, digits: Dataset) -> None:
+    seen = diagnose(build(kind), replace(digits, name="cifar10"), images=4, only=["routing"])
     assert seen["paper"] == (PAPER if kind == "qsv" else {})
 
 
 def test_an_untrained_model(found: dict[str, dict[str, Any]]) -> None:
-    """β at its zero logit, ω = 0, no drift, no displacement; spread of 1 + 0.3 noise lies below Haar's."""
+    """β has a zero logit, ω = 0, there is no drift and no displacement, and the spread is below Haar's."""
     seen = found["qsv"]
     assert seen["beta"]["mean"] == pytest.approx([math.log(2) + 0.1] * 3, rel=1e-5)
     assert all(shell["value"] == pytest.approx((0.01 + math.pi / 4) / 2, rel=1e-5) for shell in seen["bound"]["shells"])
@@ -114,10 +114,10 @@ def test_an_untrained_model(found: dict[str, dict[str, Any]]) -> None:
     assert [(step["source"], step["target"]) for step in seen["steps"]] == [(1, 1), (1, 2), (2, 2)]
 
 
-def test_shares_are_shares(found: dict[str, dict[str, Any]]) -> None:
+def test_shares_sum_to_one(found: dict[str, dict[str, Any]]) -> None:
     for kind in MODELS:
         parts = found[kind]["parts"]
-        assert parts["total"] == sum(p.numel() for p in made(kind).parameters())
+        assert parts["total"] == sum(p.numel() for p in build(kind).parameters())
         assert sum(parts["parameter_share"].values()) == pytest.approx(1, abs=1e-4)
         assert sum(parts["time_share"].values()) == pytest.approx(1, abs=1e-4)
         assert sum(map(sum, found[kind]["receptive"]["map"])) == pytest.approx(1, abs=1e-3)
@@ -127,9 +127,9 @@ def test_shares_are_shares(found: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qsv", "attention"])
-def test_routing_is_what_training_logs(kind: str, digits: Dataset) -> None:
-    """The same measure as in metrics.jsonl, from another pass over the same images."""
-    model = stirred(kind)
+def test_routing_agrees_with_the_training_log(kind: str, digits: Dataset) -> None:
+    """Another pass over the same images gives the measures of metrics.jsonl."""
+    model = perturbed(kind)
     seen = diagnose(model, digits, images=20, only=["routing"])
     images = digits.val.images[torch.arange(20) * len(digits.val) // 20]
     logged = look_inside(model, (images / 255 - digits.mean.view(-1, 1, 1)) / digits.std.view(-1, 1, 1))
@@ -138,8 +138,8 @@ def test_routing_is_what_training_logs(kind: str, digits: Dataset) -> None:
     assert set(seen) & set(SECTIONS) == {"routing"}
 
 
-def test_accuracy_is_that_of_evaluation(digits: Dataset) -> None:
-    model = stirred()
+def test_accuracy_agrees_with_evaluate(digits: Dataset) -> None:
+    model = perturbed()
     section = diagnose(model, digits, split="test", only=["accuracy"])["accuracy"]
     expected = evaluate(model, digits, "test")
     assert section["held_out"]["accuracy"] == pytest.approx(expected.accuracy, rel=1e-5)
@@ -149,43 +149,43 @@ def test_accuracy_is_that_of_evaluation(digits: Dataset) -> None:
 
 
 def test_uniform_routing_is_uniform(digits: Dataset) -> None:
-    seen = diagnose(stirred(routing="uniform"), digits, images=4, only=["routing", "beta"])
+    seen = diagnose(perturbed(routing="uniform"), digits, images=4, only=["routing", "beta"])
     assert seen["routing"]["entropy"] == seen["routing"]["peak"] == [1, 1, 1]
     assert seen["beta"]["used"] is False
-    seen = diagnose(stirred("attention_uniform"), digits, images=4, only=["routing"])
+    seen = diagnose(perturbed("attention_uniform"), digits, images=4, only=["routing"])
     assert seen["routing"]["entropy"] == seen["routing"]["peak"] == [1, 1]
 
 
-def test_metrics_agree_on_the_k_nearest_others(found: dict[str, dict[str, Any]]) -> None:
+def test_graph_metrics_ignore_the_vertex_itself(found: dict[str, dict[str, Any]]) -> None:
     assert found["readings"]["graphs"] == found["qsv"]["graphs"]
 
 
 def test_a_frozen_identity_field(digits: Dataset) -> None:
     only = ["spread", "bound", "heads", "drift"]
-    seen = diagnose(made("qsv", field="frozen_identity"), digits, images=4, seed=3, only=only)
+    seen = diagnose(build("qsv", field="frozen_identity"), digits, images=4, seed=3, only=only)
     assert seen["spread"] == {"orientation": [0, 0, 0], "score": [0, 0, 0]}
     assert seen["heads"]["similarity"] == [1, 1]
     assert seen["bound"] == {"absent": "the field is not perturbed"}
 
 
-def test_perturbation_uses_its_bound(digits: Dataset) -> None:
-    """Networks driven into saturation reach ε in every component: |ω|/ε = √3, and no more."""
-    model = stirred()
+def test_saturated_perturbation_reaches_its_bound(digits: Dataset) -> None:
+    """Saturated networks reach ε in every component: |ω|/ε = √3."""
+    model = perturbed()
     with torch.no_grad():
-        for step in steps_of(model):
+        for step in model_steps(model):
             step.module.perturbation.outer_bias.fill_(50.0)
     shells = diagnose(model, digits, images=4, only=["bound"])["bound"]["shells"]
     assert all(shell["used"]["q05"] == pytest.approx(math.sqrt(3), rel=1e-4) for shell in shells)
     assert all(shell["used"]["max"] == pytest.approx(math.sqrt(3), rel=1e-4) for shell in shells)
 
 
-def test_without_a_bound_nothing_can_be_used(digits: Dataset) -> None:
-    shells = diagnose(stirred(bound="none"), digits, images=4, only=["bound"])["bound"]["shells"]
+def test_unbounded_perturbation_has_no_ratio(digits: Dataset) -> None:
+    shells = diagnose(perturbed(bound="none"), digits, images=4, only=["bound"])["bound"]["shells"]
     assert all(shell["value"] is None and shell["used"] is None and shell["tangent"]["mean"] > 0 for shell in shells)
 
 
-def test_drift_and_motion_of_a_trained_field(digits: Dataset) -> None:
-    model = made("qsv")
+def test_drift_of_a_rotated_field(digits: Dataset) -> None:
+    model = build("qsv")
     assert isinstance(model, QSV)
     with torch.no_grad():
         for field in model.fields:
@@ -196,18 +196,18 @@ def test_drift_and_motion_of_a_trained_field(digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize("transport", ["sandwich", "one_sided", "lift", "lower"])
-def test_all_transport_off_is_the_identity_variant(transport: str, digits: Dataset) -> None:
-    full, off = stirred(transport=transport), stirred(transport="identity")
+def test_transport_off_equals_the_identity_variant(transport: str, digits: Dataset) -> None:
+    full, off = perturbed(transport=transport), perturbed(transport="identity")
     off.load_state_dict(full.state_dict())
     images = torch.randn(3, 1, 8, 8)
     full.eval()
     off.eval()
     before = full(images)
-    with transport_off(steps_of(full), torch.ones(2, dtype=torch.bool)):
+    with transport_off(model_steps(full), torch.ones(2, dtype=torch.bool)):
         assert torch.allclose(full(images), off(images), atol=1e-6)
-    with transport_off(steps_of(full), torch.zeros(2, dtype=torch.bool)):
+    with transport_off(model_steps(full), torch.zeros(2, dtype=torch.bool)):
         assert torch.equal(full(images), before)
-    with transport_off(steps_of(full), torch.tensor([True, False])):
+    with transport_off(model_steps(full), torch.tensor([True, False])):
         one = full(images)
     assert torch.equal(full(images), before)
     assert not torch.allclose(one, before, atol=1e-4)
@@ -215,25 +215,25 @@ def test_all_transport_off_is_the_identity_variant(transport: str, digits: Datas
 
 
 def test_effects_of_transport_are_differences(digits: Dataset) -> None:
-    model = stirred()
+    model = perturbed()
     model.eval()
     images, labels = torch.randn(40, 1, 8, 8), torch.arange(40) % 10
 
-    def look() -> Evaluation:
+    def evaluate_images() -> Evaluation:
         with torch.no_grad():
             return Evaluation(model(images), labels, digits.classes)
 
-    effects = transport_effects(model, look)
-    with transport_off(steps_of(model), torch.tensor([False, True])):
-        second = look()
+    effects = transport_effects(model, evaluate_images)
+    with transport_off(model_steps(model), torch.tensor([False, True])):
+        second = evaluate_images()
     assert effects["heads"][1]["nll"] == pytest.approx(second.nll - effects["nll"])
     assert (len(effects["heads"]), len(effects["steps"])) == (2, 3)
 
 
-def test_an_aligned_field_loses_nothing_without_transport(digits: Dataset) -> None:
-    section = diagnose(stirred(field="frozen_identity"), digits, images=20, only=["transport"])["transport"]
+def test_transport_has_no_effect_on_an_aligned_field(digits: Dataset) -> None:
+    section = diagnose(perturbed(field="frozen_identity"), digits, images=20, only=["transport"])["transport"]
     assert all(abs(effect["nll"]) < 1e-5 for effect in (*section["heads"], *section["steps"], section["all"]))
-    assert "absent" in diagnose(stirred(transport="identity"), digits, images=4, only=["transport"])["transport"]
+    assert "absent" in diagnose(perturbed(transport="identity"), digits, images=4, only=["transport"])["transport"]
 
 
 def test_over_training(digits: Dataset) -> None:
@@ -241,28 +241,28 @@ def test_over_training(digits: Dataset) -> None:
         {"epoch": e, "beta": [1.0, 2.0], "beta_heads": [[0.5, 1.5], [2.0, 2.0]], "train": {"loss": 3.0 - e}}
         for e in (1, 2)
     ]
-    seen = diagnose(made("resnet20"), digits, metrics=records, only=["training"])["training"]
+    seen = diagnose(build("resnet20"), digits, metrics=records, only=["training"])["training"]
     assert (seen["epoch"], seen["train_loss"], seen["beta"]) == ([1, 2], [2, 1], [[1, 2], [1, 2]])
     assert (seen["beta_min"], seen["beta_max"]) == ([[0.5, 2], [0.5, 2]], [[1.5, 2], [1.5, 2]])
 
 
-def test_the_mode_is_put_back_and_progress_told(digits: Dataset) -> None:
-    model = made("qsv")
+def test_mode_is_restored_and_progress_reported(digits: Dataset) -> None:
+    model = build("qsv")
     model.train()
-    told: list[tuple[str, int, int]] = []
-    diagnose(model, digits, images=4, accuracy_images=8, progress=lambda *news: told.append(news))
+    reported: list[tuple[str, int, int]] = []
+    diagnose(model, digits, images=4, accuracy_images=8, progress=lambda *state: reported.append(state))
     assert model.training
-    assert {name for name, _, _ in told} >= {"accuracy", "routing", "transport"}
+    assert {name for name, _, _ in reported} >= {"accuracy", "routing", "transport"}
 
 
-def test_bad_requests(digits: Dataset) -> None:
+def test_invalid_arguments(digits: Dataset) -> None:
     with pytest.raises(ConfigError, match="no section 'rooting'"):
-        diagnose(made("qsv"), digits, only=["rooting"])
+        diagnose(build("qsv"), digits, only=["rooting"])
     with pytest.raises(ConfigError, match="images must be >= 1"):
-        diagnose(made("qsv"), digits, images=0)
+        diagnose(build("qsv"), digits, images=0)
 
 
-def test_the_document_explains_every_section() -> None:
+def test_documentation_explains_every_section() -> None:
     text = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
     assert [name for name in SECTIONS if f"`{name}`" not in text] == []
     assert f"`schema` {SCHEMA}" in text

@@ -1,4 +1,4 @@
-"""Spread, bound, heads and drift on fields whose values are known by hand."""
+"""Spread, bound, heads and drift of fields with known values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def graph(targets: int, sources: int, k: int) -> Tensor:
     )
 
 
-def test_haar_field_has_the_spread_of_the_design() -> None:
+def test_spread_of_a_haar_field() -> None:
     generator = torch.Generator().manual_seed(0)
     target, source = (random_unit(8, 200, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     neighbours = graph(200, 200, 16)
@@ -42,7 +42,7 @@ def test_identity_field_has_no_spread() -> None:
     assert score_spread(field, field, graph(10, 10, 4)) == 0
 
 
-def test_antipodes_are_the_same_orientation_and_opposite_scores() -> None:
+def test_antipodes_have_equal_orientation_and_opposite_scores() -> None:
     field = torch.tensor([1.0, 0, 0, 0]).repeat(1, 4, 1, 1)
     source = field * torch.tensor([1.0, -1, 1, -1]).view(1, 4, 1, 1)
     neighbours = torch.arange(4).expand(4, 4)
@@ -50,8 +50,8 @@ def test_antipodes_are_the_same_orientation_and_opposite_scores() -> None:
     assert score_spread(field, source, neighbours) == pytest.approx(math.sqrt(4 / 3))  # of (1, -1, 1, -1)
 
 
-def test_two_orientations_by_hand() -> None:
-    """Half of the neighbours turned by 0.6 rad, |ω| = 0.3: mean angle 0.3, scores 1 and cos 0.3."""
+def test_spread_of_two_orientations() -> None:
+    """Half of the neighbours are rotated by 0.6 rad, |ω| = 0.3: mean angle 0.3, scores 1 and cos 0.3."""
     still = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
     turned = exp(torch.tensor([0.0, 0.3, 0.0], dtype=torch.float64))
     target, source = still.repeat(1, 2, 1, 1), torch.stack((still, turned)).view(1, 2, 1, 4)
@@ -66,8 +66,8 @@ def test_one_neighbour_has_no_score_spread() -> None:
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-6, 0.2, 1.3])
-def test_tangents_come_back(size: float) -> None:
-    """|ω| of q ⊗ exp(ω), up to √3 π/4, the largest a bounded perturbation can be."""
+def test_tangent_norms_are_recovered(size: float) -> None:
+    """|ω| of q ⊗ exp(ω), up to √3 π/4, the largest norm of a bounded perturbation."""
     base = random_unit(6, 4, dtype=torch.float64)
     direction = torch.nn.functional.normalize(torch.randn(3, 6, 4, 3, dtype=torch.float64), dim=-1)
     norms = tangent_norms(multiply(base, exp(size * direction)), base)
@@ -75,7 +75,7 @@ def test_tangents_come_back(size: float) -> None:
     assert torch.allclose(norms, torch.full_like(norms, size), atol=1e-12)
 
 
-def test_heads_alike() -> None:
+def test_head_similarity() -> None:
     same = random_unit(5, 1).expand(5, 8, 4) * torch.tensor([1.0, -1]).repeat(4).view(1, 8, 1)
     assert head_similarity(same) == pytest.approx(1, rel=1e-5)
     assert head_similarity(torch.eye(4).expand(5, 4, 4)) == 0
@@ -83,7 +83,7 @@ def test_heads_alike() -> None:
     assert head_similarity(random_unit(5, 1)) is None
 
 
-def test_drift_is_the_rotation_since_the_start() -> None:
+def test_field_motion_is_the_rotation_angle() -> None:
     start = random_unit(6, 4, dtype=torch.float64)
     moved = multiply(start, exp(torch.tensor([0.0, 0.0, 0.4], dtype=torch.float64).expand(6, 4, 3)))
     assert field_motion([start, -moved], [start, start]) == pytest.approx([0, 0.8])

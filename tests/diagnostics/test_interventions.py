@@ -1,4 +1,4 @@
-"""Interventions and measurements reach the model that a user has: the default backend, at the demo's size."""
+"""Interventions and measurements work on the default backend, at the size of the demo."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import diagnose
-from quatsphere.diagnostics.cost_breakdown import FUSED, runs_fused, time_parts, timed_methods
+from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, runs_fused, time_parts, timed_methods
 from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.diagnostics.measures import pixel_gradients
-from quatsphere.diagnostics.traced_model import part_by_part, shadow, steps_of
+from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
+from quatsphere.models.steps import model_steps
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.train.trainer import look_inside
 
@@ -27,7 +28,7 @@ CASES = {
     "one head of one step": {4: torch.arange(4) == 0},
     "everything": dict.fromkeys(range(5), EVERY),
 }
-"""Heads without transport, by the number of their step."""
+"""Heads without transport by step."""
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -39,12 +40,12 @@ def digits() -> Dataset:
 @pytest.mark.parametrize("backend", ["auto", "numba_cpu", "factored", "reference"])
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_transport_off_is_what_the_equations_say(case: str, backend: str) -> None:
+def test_transport_off_agrees_with_the_equations(case: str, backend: str) -> None:
     model, images = stirred(backend=backend).double(), IMAGES.double()
     before = model(images)
     with ExitStack() as stack:
         for number, heads in CASES[case].items():
-            stack.enter_context(transport_off([steps_of(model)[number]], heads))
+            stack.enter_context(transport_off([model_steps(model)[number]], heads))
         off = model(images)
     assert relative_error(off, literal(model, images, CASES[case])) < 1e-13
     assert relative_error(off, before) > 1e-2
@@ -53,11 +54,11 @@ def test_transport_off_is_what_the_equations_say(case: str, backend: str) -> Non
 
 @pytest.mark.parametrize("transport", ["sandwich", "one_sided"])
 @pytest.mark.parametrize("backend", ["auto", "factored"])
-def test_without_transport_the_model_is_the_identity_variant(backend: str, transport: str, digits: Dataset) -> None:
-    """The same weights in a model built without transport: equal logits, accuracy and likelihood."""
+def test_effects_agree_with_the_identity_variant(backend: str, transport: str, digits: Dataset) -> None:
+    """A model built without transport has the same logits, accuracy and likelihood."""
     model, plain = (stirred(backend=backend, transport=rule) for rule in (transport, "identity"))
     plain.load_state_dict(model.state_dict())
-    with torch.no_grad(), transport_off(steps_of(model), EVERY):
+    with torch.no_grad(), transport_off(model_steps(model), EVERY):
         assert relative_error(model(IMAGES), plain(IMAGES)) < 1e-5
     section = diagnose(model, digits, images=100, only=["transport"])["transport"]
     expected = diagnose(plain, digits, split="val", accuracy_images=100, only=["accuracy"])["accuracy"]["held_out"]
@@ -83,7 +84,7 @@ def close(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, where
 
 
-def test_every_section_is_that_of_the_reference(digits: Dataset) -> None:
+def test_sections_agree_with_the_reference_backend(digits: Dataset) -> None:
     sections = [
         diagnose(stirred(backend=backend), digits, images=8, accuracy_images=20, seed=1)
         for backend in ("auto", "reference")
@@ -95,7 +96,7 @@ def test_every_section_is_that_of_the_reference(digits: Dataset) -> None:
 
 
 @torch.no_grad()
-def test_a_trace_is_that_of_the_reference() -> None:
+def test_trace_agrees_with_the_reference_backend() -> None:
     fused, slow = stirred(), stirred(backend="reference")
     logits, trace = fused(IMAGES, return_trace=True)
     _, expected = slow(IMAGES, return_trace=True)
@@ -107,24 +108,24 @@ def test_a_trace_is_that_of_the_reference() -> None:
     assert look_inside(fused, IMAGES)["routing_entropy"] == pytest.approx(look_inside(slow, IMAGES)["routing_entropy"])
 
 
-def test_pixel_gradients_are_those_of_the_reference() -> None:
+def test_pixel_gradients_agree_with_the_reference_backend() -> None:
     fused, slow = (pixel_gradients(stirred(backend=backend), IMAGES) for backend in ("auto", "reference"))
     assert relative_error(fused, slow) < 1e-4
 
 
-METHODS = ("parts", "attend", "perturbation.fields", "transport.prepare", "routing.directions", "ffn.forward")
+METHODS = ("forward_unfused", "attend", "perturbation.fields", "transport.prepare", "routing.directions", "ffn.forward")
 
 
 @pytest.mark.parametrize("method", [*METHODS, "gate.forward"])
 @torch.no_grad()
-def test_a_patched_method_is_run(method: str) -> None:
+def test_patched_methods_are_called(method: str) -> None:
     model = stirred()
     owner_name, _, name = f".{method}".rpartition(".")
     step = model.cross[0]
     owner = step.get_submodule(owner_name.strip("."))
     calls: list[str] = []
     assert runs_fused(model, IMAGES)
-    with shadow(owner, name, lambda own: lambda *arguments: calls.append(name) or own(*arguments)):
+    with patched_attribute(owner, name, lambda own: lambda *arguments: calls.append(name) or own(*arguments)):
         model(IMAGES)
     assert calls
     calls.clear()
@@ -134,7 +135,7 @@ def test_a_patched_method_is_run(method: str) -> None:
 
 @pytest.mark.parametrize("part", ["ffn", "gate"])
 @torch.no_grad()
-def test_a_hook_is_run(part: str) -> None:
+def test_hooks_are_called(part: str) -> None:
     model = stirred()
     before = model(IMAGES)
     handle = model.cross[0].get_submodule(part).register_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
@@ -144,7 +145,7 @@ def test_a_hook_is_run(part: str) -> None:
 
 
 @torch.no_grad()
-def test_a_method_of_a_subclass_or_patched_in_the_class_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overridden_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ShellStep.attend
 
     class Silent(ShellStep):
@@ -161,19 +162,19 @@ def test_a_method_of_a_subclass_or_patched_in_the_class_is_run(monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_part_by_part() -> None:
+def test_unfused_steps() -> None:
     model = stirred()
     before = model(IMAGES)
-    with part_by_part(model):
+    with unfused_steps(model):
         assert not runs_fused(model, IMAGES)
         assert relative_error(model(IMAGES), before) < 1e-5
     assert runs_fused(model, IMAGES)
 
 
-def test_every_part_has_its_time(digits: Dataset) -> None:
+def test_every_part_is_timed(digits: Dataset) -> None:
     model = stirred()
     seconds = time_parts(model, IMAGES)
     assert set(seconds) == {part for part, _, _ in timed_methods(model)} | {"rest"}
     assert all(seconds[part] > 0 for part in ("perturbation", "kernel", "Hamilton block"))
-    assert diagnose(model, digits, only=["parts"])["parts"]["note"] == FUSED
+    assert diagnose(model, digits, only=["parts"])["parts"]["note"] == FUSED_NOTE
     assert diagnose(stirred(backend="factored"), digits, only=["parts"])["parts"]["note"] is None

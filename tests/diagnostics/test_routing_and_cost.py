@@ -1,4 +1,4 @@
-"""Weights, summaries, shares of cost and the gradient map, each on a case known by hand."""
+"""Routing weights, summaries, costs and gradient maps on cases with known values."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quatsphere.diagnostics.cost_breakdown import shares, time_parts, timed_methods
+from quatsphere.diagnostics.cost_breakdown import fractions, time_parts, timed_methods
 from quatsphere.diagnostics.measures import (
     HISTOGRAM_BINS,
-    LARGEST,
-    as_map,
+    MAX_MAP_SIDE,
     effective_share,
+    gradient_map,
     histogram_edges,
     pixel_gradients,
-    plain,
-    summary,
+    summarize,
+    to_json_values,
     weight_histogram,
     weighted_mean,
 )
-from quatsphere.diagnostics.traced_model import shadow
+from quatsphere.diagnostics.traced_model import patched_attribute
 from quatsphere.models import create_model
 from quatsphere.nn.measures import routing_entropy, routing_peak
 
@@ -35,46 +35,46 @@ def test_uniform_weights(k: int) -> None:
     assert histogram.max() == histogram.sum() == 1
 
 
-def test_one_neighbour_takes_all() -> None:
+def test_all_weight_on_one_neighbour() -> None:
     weights = torch.zeros(1, 1, 8, 1)
     weights[:, :, 3] = 1
     histogram = weight_histogram(weights)
     assert len(histogram) == HISTOGRAM_BINS == len(histogram_edges()) - 1
     assert histogram[0] == 7 / 8
-    assert histogram[-1] == 1 / 8  # 8 times the uniform lies beyond the last edge
+    assert histogram[-1] == 1 / 8  # 8 times the uniform weight is beyond the last edge
 
 
-def test_summary_by_hand() -> None:
+def test_summarize() -> None:
     values = torch.arange(101.0)[torch.randperm(101)]
-    assert summary(values) == {"mean": 50, "q05": 5, "q50": 50, "q95": 95, "max": 100}
+    assert summarize(values) == {"mean": 50, "q05": 5, "q50": 50, "q95": 95, "max": 100}
 
 
-def test_batches_count_by_their_size() -> None:
+def test_weighted_mean() -> None:
     assert weighted_mean([torch.tensor([1.0]), torch.tensor([4.0])], [2.0, 1.0]).tolist() == [2.0]
 
 
-def test_plain_values() -> None:
+def test_to_json_values() -> None:
     value = {"a": torch.tensor([1 / 3, 2.0]), 3: [(1.23456789, None)], "n": 7, "flag": True}
-    assert plain(value) == {"a": [0.333333, 2.0], "3": [[1.23457, None]], "n": 7, "flag": True}
+    assert to_json_values(value) == {"a": [0.333333, 2.0], "3": [[1.23457, None]], "n": 7, "flag": True}
 
 
-def test_a_shadow_is_lifted() -> None:
+def test_patched_attribute_is_restored() -> None:
     layer, ones = nn.Linear(2, 2), torch.ones(2)
     before = layer(ones)
-    with shadow(layer, "forward", lambda forward: lambda x: 2 * forward(x)):
+    with patched_attribute(layer, "forward", lambda forward: lambda x: 2 * forward(x)):
         assert torch.equal(layer(ones), 2 * before)
-        with shadow(layer, "forward", lambda forward: lambda x: 3 * forward(x)):
+        with patched_attribute(layer, "forward", lambda forward: lambda x: 3 * forward(x)):
             assert torch.allclose(layer(ones), 6 * before)
         assert torch.equal(layer(ones), 2 * before)
     assert torch.equal(layer(ones), before)
     assert "forward" not in vars(layer)
 
 
-def test_a_shadow_is_lifted_after_an_error() -> None:
+def test_patched_attribute_is_restored_after_an_error() -> None:
     layer = nn.Linear(2, 2)
 
     def fail() -> None:
-        with shadow(layer, "forward", lambda forward: None):
+        with patched_attribute(layer, "forward", lambda forward: None):
             raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
@@ -90,8 +90,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_time_of_every_part(name: str) -> None:
-    """With a clock that ticks once per look, every call of a timed method takes one tick, the rest what is between."""
+def test_times_of_all_parts(name: str) -> None:
+    """With a clock that advances at every reading, each call of a timed method takes one tick."""
     model = create_model(name, **SMALL[name])
     ticks = count()
     calls = len(timed_methods(model))
@@ -103,13 +103,13 @@ def test_time_of_every_part(name: str) -> None:
     assert not any(method in vars(owner) for _, owner, method in timed_methods(model))
 
 
-def test_shares() -> None:
-    assert shares({"a": 1.0, "b": 3.0}) == {"a": 0.25, "b": 0.75}
-    assert shares({"a": 0.0}) == {"a": 0.0}
+def test_fractions() -> None:
+    assert fractions({"a": 1.0, "b": 3.0}) == {"a": 0.25, "b": 0.75}
+    assert fractions({"a": 0.0}) == {"a": 0.0}
 
 
 class Linear(nn.Module):
-    """Two logits: a weighted sum of pixels, and nothing."""
+    """Two logits: a weighted sum of pixels, and a constant."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ def test_gradient_of_a_linear_model_is_its_weight() -> None:
     expected = torch.zeros(4, 4, dtype=torch.float64)
     expected[1, 2], expected[3, 3] = 15, 5
     assert torch.equal(total, expected)
-    assert as_map(total)[1, 2] == 0.75
-    assert as_map(total).sum() == 1
+    assert gradient_map(total)[1, 2] == 0.75
+    assert gradient_map(total).sum() == 1
 
 
 def test_effective_share_of_pixels() -> None:
@@ -143,4 +143,4 @@ def test_effective_share_of_pixels() -> None:
 
 
 def test_large_images_are_averaged_down() -> None:
-    assert as_map(torch.rand(2 * LARGEST, 96)).shape == (LARGEST, LARGEST)
+    assert gradient_map(torch.rand(2 * MAX_MAP_SIDE, 96)).shape == (MAX_MAP_SIDE, MAX_MAP_SIDE)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quatsphere.data.archives import SafeZip, open_stream, read_tar, shown
-from quatsphere.errors import DataError
+from quatsphere.data.archives import SafeZip, open_stream, read_tar
+from quatsphere.errors import DataError, printable
 
 WANTED = {"set/a.bin", "set/b.bin"}
 LIMIT = 1 << 20
@@ -182,6 +182,6 @@ def test_stream_of_plain_or_gzipped_file(tmp_path: Path) -> None:
 
 
 def test_names_are_shown_on_one_printable_line() -> None:
-    assert shown("grün/猫.png") == "grün/猫.png"
-    assert shown("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
-    assert shown(os.fsdecode(b"caf\xe9.png")) == "caf\\udce9.png"
+    assert printable("grün/猫.png") == "grün/猫.png"
+    assert printable("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
+    assert printable(os.fsdecode(b"caf\xe9.png")) == "caf\\udce9.png"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quatsphere.data.pickles import read_batch
+from quatsphere.data.cifar import read_batch
 from quatsphere.errors import DataError
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from measures import relative_error
 from test_equality import assert_equal, make_problem, run
 
-from quatsphere.kernels import attention
+from quatsphere.kernels import backends
 from quatsphere.kernels.cpu import attention as cpu_attention
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 pytestmark = pytest.mark.skipif(not cpu_attention.available(), reason="numba is not installed")
 
@@ -128,7 +128,7 @@ def test_import_does_not_import_numba() -> None:
 
 
 def test_without_numba_auto_chooses_factored(monkeypatch) -> None:
-    monkeypatch.delitem(attention.BACKENDS, "numba_cpu")
-    name, reason = attention.explain_backend("auto")
+    monkeypatch.delitem(backends.BACKENDS, "numba_cpu")
+    name, reason = backends.explain_backend("auto")
     assert name == "factored"
     assert "numba is not installed" in reason

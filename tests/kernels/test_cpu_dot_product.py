@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from measures import relative_error
 from torch import Tensor
 
-from quatsphere.kernels import cpu
-from quatsphere.kernels.attention import dot_product_weights
+from quatsphere.kernels import cpu, dot_product_weights
 from quatsphere.kernels.cpu import dot_product
 from quatsphere.kernels.neighbour_ops import gather_sum
 

@@ -14,16 +14,17 @@ from torch import Tensor
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry.neighbours import index_resampling
 from quatsphere.kernels import (
-    Ends,
-    Kept,
+    DropoutMasks,
+    FusedStepInputs,
     Mixing,
     Network,
+    ShellPair,
     add_resampled,
     cpu,
     feed_forward,
     perturb,
     quaternion_attention,
-    whole_step,
+    select_backend,
 )
 from quatsphere.kernels.cpu import step as cpu_step
 
@@ -54,18 +55,17 @@ def make(seed: int, sizes: Sizes, cross: bool, dropped: bool) -> dict[str, Any]:
         "gate": [torch.tensor(0.6, dtype=torch.float64)] if cross else [],
         "neighbours": torch.randint(S, (T, min(k, S)), generator=generator),
         "mixing": Mixing(*index_resampling(S, T)) if cross else None,
-        "kept": Kept(mask(B, T, min(k, S), H), mask(B, T, d), 1.25, 1.25),
+        "kept": DropoutMasks(mask(B, T, min(k, S), H), mask(B, T, d), 1.25, 1.25),
     }
 
 
 def whole(step: dict[str, Any], rules: tuple[str, str]) -> Tensor:
     source, *target = step["bases"]
-    ends = Ends(step["bounds"], source, target[0] if target else None)
-    residual = (step["gate"][0] if target else None, step["mixing"])
-    network, rest = Network(*step["network"]), (step["neighbours"], step["beta"], tuple(step["post"]))
-    return whole_step(
-        step["tokens"], step["first"], network, ends, *rest, residual=residual, kept=step["kept"], rules=rules
-    )
+    shells = ShellPair(step["bounds"], source, target[0] if target else None)
+    gate = step["gate"][0] if target else None
+    rest = (step["neighbours"], step["beta"], *step["post"], gate, step["mixing"], step["kept"], *rules)
+    inputs = FusedStepInputs(step["tokens"], step["first"], Network(*step["network"]), shells, *rest)
+    return select_backend("numba_cpu", "cpu").step(inputs)
 
 
 def parts(step: dict[str, Any], rules: tuple[str, str], backend: str) -> Tensor:

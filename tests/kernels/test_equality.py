@@ -15,9 +15,8 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry import sphere
 from quatsphere.geometry.neighbours import knn_budget, nearest_neighbours
-from quatsphere.kernels import Problem, quaternion_attention
-from quatsphere.kernels.attention import backends_on
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels import AttentionInputs, backends_on, quaternion_attention
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 FAST = [name for name in backends_on("cpu") if name != "reference"]
 DIFFERENTIABLE = ("target_field", "source_field", "features", "beta", "target_directions", "source_directions")
@@ -30,7 +29,7 @@ def make_problem(
     transport: str = "sandwich",
     keep: bool = False,
     graph: Tensor | None = None,
-) -> Problem:
+) -> AttentionInputs:
     """A random float64 problem; sizes are (B, T, S, k, H, Q)."""
     B, T, S, k, H, channels = sizes
     generator = torch.Generator().manual_seed(seed)
@@ -41,7 +40,7 @@ def make_problem(
     if graph is None:
         graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)])
     mask = torch.rand(B, T, k, H, generator=generator, dtype=torch.float64) > 0.3
-    return Problem(
+    return AttentionInputs(
         Q.normalize(normal(B, T, H, 4)),
         Q.normalize(normal(B, S, H, 4)),
         normal(B, S, H, channels, 4),
@@ -56,7 +55,7 @@ def make_problem(
     )
 
 
-def run(problem: Problem, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
+def run(problem: AttentionInputs, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Output and all gradients of a fixed scalar of it, by name."""
     leaves = {name: getattr(problem, name).to(dtype).requires_grad_() for name in DIFFERENTIABLE}
     out = quaternion_attention(
@@ -74,7 +73,7 @@ def run(problem: Problem, backend: str, dtype: torch.dtype) -> dict[str, Tensor]
     return {"output": out.detach(), **found}
 
 
-def assert_equal(problem: Problem, backend: str) -> None:
+def assert_equal(problem: AttentionInputs, backend: str) -> None:
     exact = run(problem, "reference", torch.float64)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         fast = run(problem, backend, dtype)
@@ -159,7 +158,7 @@ def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> 
         "beta" in change or "keep" in change
     ):  # shapes are checked by jaxtyping first under pytest: ask the problem itself
         with pytest.raises(ConfigError, match=message):
-            Problem(**arguments)
+            AttentionInputs(**arguments)
         return
     with pytest.raises(ConfigError, match=message):
         quaternion_attention(**arguments)

@@ -13,9 +13,9 @@ import torch
 from test_equality import make_problem
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import attention
+from quatsphere.kernels import backends
 from quatsphere.kernels.gpu import attention as gpu_attention
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs, working_dtype
 
 HERE = Path(__file__).parent
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_kernels.py runs on the GPU itself")
@@ -56,7 +56,7 @@ class Recorder:
         return lambda *args, **constants: self.launches.append((self.kernel, args, constants))
 
 
-def launches_of(problem: Problem, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def launches_of(problem: AttentionInputs, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """(kernel, arguments, constants) of a forward and backward pass, on CPU tensors that are never read."""
     from quatsphere.kernels.gpu import kernels, launch
 
@@ -71,7 +71,7 @@ def launches_of(problem: Problem, dtype: torch.dtype, monkeypatch: pytest.Monkey
         tensors = [t if t is None or t.dtype == torch.int64 else t.to(dtype) for t in tensors]
         rules = (ROUTINGS.index(problem.routing), TRANSPORTS.index(problem.transport))
         out = torch.zeros(
-            tensors[2].shape[0], tensors[0].shape[1], *tensors[2].shape[2:], dtype=gpu_attention.widest(tensors[2])
+            tensors[2].shape[0], tensors[0].shape[1], *tensors[2].shape[2:], dtype=working_dtype(tensors[2])
         )
         launch.launch_attention(tuple(tensors), *rules, out)
         into = [torch.zeros_like(tensors[index]) for index in (0, 1, 2, 4, 6, 7)]
@@ -120,13 +120,13 @@ def test_every_kernel_compiles_for_gpus(
 
 @pytest.mark.skipif(gpu_attention.INTERPRETED, reason="the interpreter takes CPU tensors")
 def test_refused_on_a_cpu() -> None:
-    assert "triton_gpu" not in attention.backends_on("cpu")
+    assert "triton_gpu" not in backends.backends_on("cpu")
     with pytest.raises(ConfigError, match=r"backend 'triton_gpu' does not run here on cpu; choose one of auto, ref"):
-        attention.explain_backend("triton_gpu", "cpu")
+        backends.explain_backend("triton_gpu", "cpu")
 
 
 def test_other_devices_use_plain_torch() -> None:
-    assert attention.explain_backend("auto", "mps") == ("factored", "plain torch on mps")
+    assert backends.explain_backend("auto", "mps") == ("factored", "plain torch on mps")
 
 
 WITHOUT_TRITON = """
@@ -140,9 +140,9 @@ class Without(PathFinder):
 
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 torch.version.cuda = torch.version.cuda or "12.8"  # as in a torch built for GPUs
-from quatsphere.kernels import attention
-assert "triton_gpu" not in attention.BACKENDS
-print(attention.explain_backend("auto", "cuda:0"))
+from quatsphere.kernels import backends
+assert "triton_gpu" not in backends.BACKENDS
+print(backends.explain_backend("auto", "cuda:0"))
 """
 
 

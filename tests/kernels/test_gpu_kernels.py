@@ -20,9 +20,9 @@ from torch import Tensor
 
 from quatsphere.geometry import sphere
 from quatsphere.geometry.neighbours import knn_budget, nearest_neighbours
-from quatsphere.kernels import Problem, attention, reference
+from quatsphere.kernels import AttentionInputs, backends, quaternion_attention, reference
 from quatsphere.kernels.gpu import attention as gpu_attention
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 if not gpu_attention.available() or not (torch.cuda.is_available() or gpu_attention.INTERPRETED):
     pytest.skip("needs triton and a GPU or TRITON_INTERPRET=1 (test_gpu.py)", allow_module_level=True)
@@ -33,14 +33,14 @@ DEVICE = "cpu" if gpu_attention.INTERPRETED else "cuda"
 only_interpreted = pytest.mark.skipif(not gpu_attention.INTERPRETED, reason="an assertion on a GPU ends its process")
 
 
-def cast(problem: Problem, dtype: torch.dtype, **others: torch.dtype) -> Problem:
+def cast(problem: AttentionInputs, dtype: torch.dtype, **others: torch.dtype) -> AttentionInputs:
     """The problem on the device under test, in `dtype`; some tensors by name in another type."""
     tensors = {name: getattr(problem, name).to(DEVICE, others.get(name, dtype)) for name in DIFFERENTIABLE}
     keep = None if problem.keep is None else problem.keep.to(DEVICE)
     return replace(problem, neighbours=problem.neighbours.to(DEVICE), keep=keep, **tensors)
 
 
-def run(backend: Any, problem: Problem) -> dict[str, Tensor]:
+def run(backend: Any, problem: AttentionInputs) -> dict[str, Tensor]:
     """Output and all gradients of a fixed scalar of it, by name; without those that are exactly zero."""
     leaves = {name: getattr(problem, name).detach().requires_grad_() for name in DIFFERENTIABLE}
     out = backend(replace(problem, **leaves))
@@ -50,7 +50,7 @@ def run(backend: Any, problem: Problem) -> dict[str, Tensor]:
     return {"output": out.detach(), **found}
 
 
-def run_fused(problem: Problem, tile: int | None = None) -> dict[str, Tensor]:
+def run_fused(problem: AttentionInputs, tile: int | None = None) -> dict[str, Tensor]:
     """`run` of the fused kernel with `tile` elements per program; the default is the whole problem if interpreted."""
     B, S, H, Q, _ = problem.features.shape
     T, k = problem.neighbours.shape
@@ -61,7 +61,7 @@ def run_fused(problem: Problem, tile: int | None = None) -> dict[str, Tensor]:
         return run(gpu_attention.quaternion_attention, problem)
 
 
-def assert_equals_reference(problem: Problem, dtype: torch.dtype, tile: int | None = None) -> None:
+def assert_equals_reference(problem: AttentionInputs, dtype: torch.dtype, tile: int | None = None) -> None:
     """In float64 to 1e-10, in float32 to 1e-5; the oracle always in float64."""
     exact = run(reference.quaternion_attention, cast(problem, torch.float64))
     fused = run_fused(cast(problem, dtype), tile)
@@ -174,7 +174,7 @@ def test_bfloat16_inputs_are_summed_in_float32(narrow: str) -> None:
 def test_entry_point_passes_narrow_features() -> None:
     problem = cast(make_problem(6, (1, 5, 5, 3, 2, 2)), torch.float32, features=torch.bfloat16)
     arguments = (problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta)
-    out = attention.quaternion_attention(*arguments, backend="triton_gpu")
+    out = quaternion_attention(*arguments, backend="triton_gpu")
     assert out.dtype == torch.float32
     assert torch.equal(out, gpu_attention.quaternion_attention(problem))
 
@@ -216,7 +216,7 @@ def test_neighbour_out_of_range_raises() -> None:
         gpu_attention.quaternion_attention(problem)
 
 
-def operands(problem: Problem) -> list[Tensor | None]:
+def operands(problem: AttentionInputs) -> list[Tensor | None]:
     tensors = [problem.target_field, problem.source_field, problem.features.requires_grad_(), problem.neighbours]
     return [*tensors, problem.beta.requires_grad_(), None, problem.target_directions, problem.source_directions]
 
@@ -245,7 +245,7 @@ def test_compiled_equals_eager() -> None:
 @pytest.fixture
 def auto(monkeypatch: pytest.MonkeyPatch) -> str:
     """Let `auto` choose the fused kernel on the device under test, after a self-check of one small problem."""
-    monkeypatch.setitem(attention.FUSED, DEVICE, attention.FUSED["cuda"])
+    monkeypatch.setitem(backends.FUSED, DEVICE, backends.FUSED["cuda"])
     monkeypatch.setattr(self_check, "_faults", {})
     monkeypatch.setattr(self_check, "CASES", self_check.CASES[-1:])
     if gpu_attention.INTERPRETED:
@@ -254,13 +254,13 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_auto_uses_the_kernel_after_one_self_check(auto: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert attention.explain_backend("auto", auto) == ("triton_gpu", attention.FUSED["cuda"][1])
+    assert backends.explain_backend("auto", auto) == ("triton_gpu", backends.FUSED["cuda"].description)
     monkeypatch.setattr(self_check, "find_fault", lambda device: "checked twice")
-    assert attention.choose_backend("auto", auto) == "triton_gpu"
+    assert backends.choose_backend("auto", auto) == "triton_gpu"
 
 
 @pytest.mark.skipif(
-    hasattr(attention.quaternion_attention, "__wrapped__"), reason="dynamo cannot trace shape checks; -o addopts="
+    hasattr(quaternion_attention, "__wrapped__"), reason="dynamo cannot trace shape checks; -o addopts="
 )
 def test_self_check_runs_during_tracing(auto: str) -> None:
     """The entry point in one graph, `auto` deciding during the trace."""
@@ -268,7 +268,7 @@ def test_self_check_runs_during_tracing(auto: str) -> None:
     rest = (problem.features, problem.neighbours, problem.beta)
 
     def attend(target_field: Tensor, source_field: Tensor) -> Tensor:
-        return attention.quaternion_attention(target_field, source_field, *rest)
+        return quaternion_attention(target_field, source_field, *rest)
 
     out = torch.compile(attend, fullgraph=True, backend="aot_eager")(problem.target_field, problem.source_field)
     assert list(self_check._faults.values()) == [None]
@@ -296,9 +296,9 @@ def test_auto_falls_back_from_a_broken_kernel_with_a_warning(
     monkeypatch.setattr(kernels, "attend_kernel", Broken(kernels.attend_kernel))
     problem = cast(make_problem(14, (1, 5, 5, 3, 2, 2)), torch.float32)
     arguments = (problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta)
-    out = attention.quaternion_attention(*arguments)
-    assert torch.equal(out, attention.quaternion_attention(*arguments, backend="factored"))
-    name, reason = attention.explain_backend("auto", auto)
+    out = quaternion_attention(*arguments)
+    assert torch.equal(out, quaternion_attention(*arguments, backend="factored"))
+    name, reason = backends.explain_backend("auto", auto)
     assert name == "factored"
     assert "failed its self-check: routing geometric, transport sandwich: output is off by" in reason
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -307,5 +307,5 @@ def test_auto_falls_back_from_a_broken_kernel_with_a_warning(
 
 def test_auto_falls_back_from_a_kernel_that_raises(auto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "lift_sources_kernel", None)
-    assert "TypeError" in attention.explain_backend("auto", auto)[1]
-    assert attention.choose_backend("auto", auto) == "factored"
+    assert "TypeError" in backends.explain_backend("auto", auto)[1]
+    assert backends.choose_backend("auto", auto) == "factored"

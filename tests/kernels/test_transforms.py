@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from quatsphere import kernels
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import cpu
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 GRAPH = torch.tensor([[0, 1], [1, 3], [3, 2], [0, 3], [2, 1]])
 MIXING = kernels.Mixing(torch.tensor([[0, 1], [1, 2], [2, 3], [3, 3], [0, 2]]), torch.tensor([[0.3, 0.7]] * 5))
@@ -47,18 +47,22 @@ def step(*tensors: Tensor) -> Tensor:
     """A whole step of QSV, with dropout and a gated residual."""
     tokens, first, inner, weight, bias, bounds, source, target, beta, up, down, gate = tensors
     keep = torch.arange(B * T * 2 * H).reshape(B, T, 2, H) % 5 > 0, torch.arange(B * T * 8).reshape(B, T, 8) % 7 > 0
-    return kernels.whole_step(
+    inputs = kernels.FusedStepInputs(
         tokens,
         first,
         kernels.Network(inner, weight, bias),
-        kernels.Ends(bounds, source, target),
+        kernels.ShellPair(bounds, source, target),
         GRAPH,
         beta,
-        (up, down),
-        residual=(gate, MIXING),
-        kept=kernels.Kept(*keep, 1.25, 7 / 6),
-        rules=("alignment", "sandwich"),
+        up,
+        down,
+        gate,
+        MIXING,
+        kernels.DropoutMasks(*keep, 1.25, 7 / 6),
+        "alignment",
+        "sandwich",
     )
+    return kernels.select_backend("auto", "cpu").step(inputs)
 
 
 NETWORK = (numbers(H * 4), numbers(H, 4, 3), numbers(H, 3))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quatsphere import create_model
 from quatsphere.geometry.quaternion import conjugate, exp, multiply
-from quatsphere.nn.shell_step import Place
+from quatsphere.nn.shell_step import ShellState
 from quatsphere.nn.trace import NoTrace
 
 SMALL: dict[str, Any] = {"dim": 24, "heads": 3, "base_vertices": 8, "shells": 2, "rounds": 1, "image_size": 8}
@@ -109,8 +109,8 @@ def test_a_step_is_its_formula(reading: str, training: bool) -> None:
     cross = (model.cross[0], (first, last), model.layout.cross[0], 8)
     for step, ends, graph, count in (within, cross, (model.rounds[0], (last, last), model.layout.last, 12)):
         tokens = torch.randn(2, count, SMALL["dim"], dtype=torch.float64, requires_grad=True)
-        source = Place(model.layout.shells[0], ends[0])
-        target = source if ends[1] is ends[0] else Place(model.layout.shells[1], ends[1])
+        source = ShellState(model.layout.shells[0], ends[0])
+        target = source if ends[1] is ends[0] else ShellState(model.layout.shells[1], ends[1])
         ours = step(tokens, source, target, graph, keys, NoTrace())
         expected = literal(model.config, step, ends, graph, tokens, keys)
         assert torch.allclose(ours, expected, rtol=1e-11, atol=1e-12)

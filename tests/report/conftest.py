@@ -1,4 +1,4 @@
-"""A real browser that notices every complaint and every request, and models to look into without training them."""
+"""A browser that records console messages and requests, and views of untrained models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from quatsphere.config import AttentionConfig, QSVConfig, RunConfig
 from quatsphere.data import load_dataset
 from quatsphere.models import build_model
-from quatsphere.report.view import Trace, write_trace, write_view
-from quatsphere.report.view_trace import Shown, compute_trace
+from quatsphere.report.view import ViewImage, ViewTrace, compute_trace, write_trace, write_view_page
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.load import Trained
 
@@ -35,16 +34,16 @@ MODELS = {
     "attention": AttentionConfig(dim=24, heads=3, **SMALL),
     "paper": QSVConfig(backend="factored"),
 }
-"""Models by what is special about them; `paper` has the default size."""
+"""Models by their special property; `paper` has the default size."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium with an empty profile; skipped where there is none."""
+    """Headless Chromium with an empty profile; skips the test if it is not installed."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra 'dev')")
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        pytest.skip("no chromium here; 'make browser' installs Debian's")
+        pytest.skip("Chromium is not installed; 'make browser' installs it")
     with driver.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield chromium
@@ -53,29 +52,29 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens files; fails at the end if a page complained, popped something up, or asked for anything but itself."""
-    complaints: list[str] = []
+    """Open files; fail at the end if a page logged a message, opened a dialog or requested another file."""
+    messages: list[str] = []
     requests: list[str] = []
-    asked: list[str] = []
+    opened_urls: list[str] = []
 
-    def opened(path: Path, width: int = 1280, height: int = 800, scheme: str = "light") -> Any:
+    def open_page(path: Path, width: int = 1280, height: int = 800, scheme: str = "light") -> Any:
         size = {"width": width, "height": height}
         page = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("dialog", lambda dialog: (messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: requests.append(request.url))
-        asked.append(path.absolute().as_uri())
-        page.goto(asked[-1])
+        opened_urls.append(path.absolute().as_uri())
+        page.goto(opened_urls[-1])
         return page
 
-    yield opened
-    assert not complaints
-    assert {url for url in requests if not url.startswith("data:")} == set(asked)
+    yield open_page
+    assert not messages
+    assert {url for url in requests if not url.startswith("data:")} == set(opened_urls)
 
 
-def made_up(name: str, classes: list[str] | None = None, images: int = 2) -> Trace:
-    """The trace of a model whose weights are moved from their start by noise, on digits or on noise."""
+def example_trace(name: str, classes: list[str] | None = None, images: int = 2) -> ViewTrace:
+    """Return the trace of a model with noise added to its initial weights, on digits or on noise."""
     config = RunConfig(model=MODELS[name])
     model = build_model(config.model, seed=config.train.seed).eval()
     torch.manual_seed(0)
@@ -94,18 +93,18 @@ def made_up(name: str, classes: list[str] | None = None, images: int = 2) -> Tra
     names = classes or [f"class {index}" for index in range(MODELS[name].num_classes)]
     meta = {"classes": names, "mean": [0.5] * channels, "std": [0.25] * channels}
     trained = Trained(RunFolder("a run <b>"), config, model, 7, meta)
-    shown = [Shown(f"image {i}", image, label) for i, (image, label) in enumerate(zip(pixels, labels, strict=True))]
+    shown = [ViewImage(f"image {i}", image, label) for i, (image, label) in enumerate(zip(pixels, labels, strict=True))]
     return compute_trace(trained, shown)
 
 
 @pytest.fixture(scope="session")
 def make_view(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """`make_view(name, ...)` -> (page, trace file)."""
+    """Return a function that writes the view of a model and returns (page, trace file)."""
 
     def make(name: str, **changes: Any) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp(name)
-        write_trace(folder / "view.safetensors", made_up(name, **changes))
-        write_view(folder / "view.html", folder / "view.safetensors")
+        write_trace(folder / "view.safetensors", example_trace(name, **changes))
+        write_view_page(folder / "view.html", folder / "view.safetensors")
         return folder / "view.html", folder / "view.safetensors"
 
     return make

@@ -1,4 +1,4 @@
-"""Figures show the numbers they are given, whatever the names are; nothing is cut off, and all eyes can tell them."""
+"""Figures show the given numbers, accept any names, cut nothing off and use colour-blind safe colours."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from matplotlib.patches import Circle, FancyBboxPatch
 from PIL import Image
 
 from quatsphere.diagnostics import SCHEMA
-from quatsphere.diagnostics.cost_breakdown import FUSED
+from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE
 from quatsphere.report import figures as draw
-from quatsphere.report.figure_data import costs_of, read_results, schematics
+from quatsphere.report.figure_data import schematics
 from quatsphere.report.figures import style
 from quatsphere.report.figures.architecture import WITHIN
 from quatsphere.report.figures.study import FIXED_POINT
 from quatsphere.report.figures.style import INK
 from quatsphere.report.run_files import NEWEST_SCHEMA
+from quatsphere.report.study_figures import costs_of, read_results
 
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"
 HOSTILE = [r"$\frac$ 猫", "<script>alert(1)</script>", "a very long name that never ends and never ends and never ends"]
@@ -125,8 +126,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "lengths": lambda: draw.contrast_curves(LENGTHS, 22_500_000, "of a test"),
     "one length": lambda: draw.contrast_curves(LENGTHS[:1], 22_500_000, "of a test"),
     "transport": lambda: draw.transport_bars(TRANSPORT, STEPS),
-    "cost": lambda: draw.cost_shares(PARTS),
-    "cost with a note": lambda: draw.cost_shares({**PARTS, "note": FUSED}),
+    "cost": lambda: draw.cost_bars(PARTS),
+    "cost with a note": lambda: draw.cost_bars({**PARTS, "note": FUSED_NOTE}),
     "routing": lambda: draw.routing_histograms(histogram(5), STEPS),
     "coverage": lambda: draw.coverage_map([shell(32, True), shell(48, True)], True),
     "plane": lambda: draw.coverage_map([shell(32, False)], False),
@@ -141,7 +142,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_is_cut_off(name: str) -> None:
-    """The border of every picture is white, and something is drawn inside it."""
+    """The border of every picture is white, and something is drawn inside."""
     before = dict(rcParams)
     with Image.open(io.BytesIO(style.to_bytes(FIGURES[name](), "png"))) as picture:
         pixels = np.asarray(picture.convert("RGB"))
@@ -152,8 +153,8 @@ def test_nothing_is_cut_off(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one view", "training of many", "coverage"])
-def test_vector_graphics_are_plain_and_repeat(name: str) -> None:
-    """The same numbers give the same bytes; no script, no link, no date, nothing from elsewhere."""
+def test_svg_is_reproducible_and_self_contained(name: str) -> None:
+    """The same numbers give the same bytes, without scripts, links, dates or external references."""
     state = RNG.bit_generator.state
     first = style.to_bytes(FIGURES[name](), "svg")
     RNG.bit_generator.state = state
@@ -167,7 +168,7 @@ def test_vector_graphics_are_plain_and_repeat(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", style.FORMATS)
-def test_save_by_the_ending(kind: str, tmp_path: Path) -> None:
+def test_save_uses_the_format_of_the_suffix(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"figure.{kind}"
     draw.save(draw.scaling_plot(SCALING), path)
     start = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind]
@@ -178,7 +179,7 @@ def texts(figure: Figure) -> list[str]:
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
-def test_costs_are_labels() -> None:
+def test_costs_appear_as_labels() -> None:
     shown = " | ".join(texts(one_view(COSTS))).replace("\N{MINUS SIGN}", "-")
     assert all(f"{cost:+.1f}" in shown for cost in COSTS.values())
     assert one_view(COSTS).get_supxlabel() == "of a test"
@@ -187,15 +188,15 @@ def test_costs_are_labels() -> None:
     assert "identity" not in few
 
 
-def real_view(*, paper: bool = False) -> Figure:
-    """The figure as the command draws it, with the costs of results/lite or the paper's."""
+def command_figure(*, paper: bool = False) -> Figure:
+    """Return the figure as the command draws it, with the costs of results/lite or of the paper."""
     figure = dict(schematics(*costs_of([] if paper else read_results(str(LITE)))))["qsv"]
     assert isinstance(figure, Figure)
     return figure
 
 
 def test_shells_are_round() -> None:
-    figure = real_view()
+    figure = command_figure()
     circles = [patch for patch in drawn(figure).axes[0].patches if isinstance(patch, Circle)]
     assert len(circles) == 5
     for circle in circles:
@@ -203,9 +204,9 @@ def test_shells_are_round() -> None:
         assert box.width == pytest.approx(box.height, rel=1e-3)
 
 
-def test_the_first_step_within_the_shell_is_drawn() -> None:
-    """Fourteen neighbours of a vertex of the outer shell, then those between shells."""
-    lines = real_view().axes[0].lines
+def test_edges_within_the_first_shell_are_drawn() -> None:
+    """14 edges within the outer shell are followed by the edges between shells."""
+    lines = command_figure().axes[0].lines
     assert [line.get_color() for line in lines] == [WITHIN] * 14 + [INK] * (14 + 3 * 16)
     for line in lines[:14]:
         x, y = line.get_xydata()[1]
@@ -213,13 +214,13 @@ def test_the_first_step_within_the_shell_is_drawn() -> None:
 
 
 def drawn(figure: Figure) -> Figure:
-    """The figure after its layout."""
+    """Return the figure after layout."""
     FigureCanvasAgg(figure).draw()
     return figure
 
 
-@pytest.mark.parametrize("make", [real_view, partial(real_view, paper=True), FIGURES["kernel"]])
-def test_text_stays_in_its_box_and_off_other_text(make: Callable[[], Figure]) -> None:
+@pytest.mark.parametrize("make", [command_figure, partial(command_figure, paper=True), FIGURES["kernel"]])
+def test_text_fits_its_box_and_does_not_overlap(make: Callable[[], Figure]) -> None:
     for axes in drawn(make()).axes:
         boxes = {
             (box.get_x() + box.get_width() / 2, box.get_y() + box.get_height() / 2): box.get_window_extent()
@@ -235,13 +236,13 @@ def test_text_stays_in_its_box_and_off_other_text(make: Callable[[], Figure]) ->
         assert not any(one.overlaps(other) for (_, one), (_, other) in combinations(extents, 2))
 
 
-def test_kernel_parameters_are_told() -> None:
+def test_kernel_parameters_are_written() -> None:
     assert any("1,315,840" in text for text in texts(draw.kernel_comparison(1_315_840, 87_040)))
     assert not any("parameters" in text for text in texts(draw.kernel_comparison()))
 
 
-def test_the_perturbation_networks_are_told_apart() -> None:
-    """The drawn figure, with the numbers of the model: 87,040 leaves out 333,040 of the same five steps."""
+def test_perturbation_networks_are_counted_separately() -> None:
+    """The count of 87,040 excludes the 333,040 parameters of the perturbation networks of the same five steps."""
     name, figure = next(iter(schematics(COSTS, "of a test")))
     shown = texts(figure)
     assert name == "kernel"
@@ -249,8 +250,8 @@ def test_the_perturbation_networks_are_told_apart() -> None:
     assert any("not counted: 333,040 of its perturbation networks" in text for text in shown)
 
 
-def test_the_probe_shows_the_cross_shell_steps() -> None:
-    """Mean over steps 1 and 2 of (1, 0.7, 0.9, 3); band from least to greatest; the start at the fixed point."""
+def test_temperature_probe_uses_the_cross_shell_steps() -> None:
+    """Steps 1 and 2 of (1, 0.7, 0.9, 3) give mean and range; the curve starts at the fixed point."""
     assert list(CURVE.mean) == pytest.approx([FIXED_POINT, 0.8, 0.8, 0.8])
     assert (list(CURVE.low), list(CURVE.high)) == ([FIXED_POINT, 0.5, 0.5, 0.5], [FIXED_POINT, 1.2, 1.2, 1.2])
     assert math.log(2) + 0.1 == pytest.approx(FIXED_POINT, abs=1e-4)
@@ -261,20 +262,20 @@ def test_the_probe_shows_the_cross_shell_steps() -> None:
     assert list(axes.lines[0].get_ydata()) == pytest.approx(list(CURVE.mean))
 
 
-def test_seeds_are_merged() -> None:
+def test_curves_of_seeds_are_merged() -> None:
     one = draw.BetaCurve("a", range(3), [1, 2, 3], [0.5, 1, 2], [2, 3, 4])
     two = draw.BetaCurve("b", range(2), [3, 4], [0.1, 3], [3, 5])
     merged = draw.merge_curves("both", [one, two])
     assert merged == ("both", range(2), [2, 3], [0.1, 1], [3, 5])
 
 
-def test_bars_are_as_high_as_the_values() -> None:
+def test_bar_heights_are_the_values() -> None:
     axes = draw.per_class_bars({"one": {"cat": 0.2, "ship": 0.9, "dog": 0.5}}).axes[0]
     assert [patch.get_height() for patch in axes.patches] == [0.9, 0.5, 0.2]  # easiest first
     assert [label.get_text() for label in axes.get_xticklabels()] == ["ship", "dog", "cat"]
 
 
-def test_ablation_shows_ours_and_the_papers() -> None:
+def test_ablation_shows_our_values_and_the_papers() -> None:
     left, right = draw.ablation_bars(ROWS, "95 % interval").axes
     assert [patch.get_width() for patch in left.patches] == [51, 45, 51.2]
     assert [patch.get_width() for patch in right.patches] == [-6, 0.2]
@@ -314,7 +315,7 @@ SIGHTS = {
 
 
 def lab(colour: str, sight: list[list[float]]) -> np.ndarray:
-    """CIE Lab of a colour as seen."""
+    """Return the CIE Lab coordinates of a colour as perceived."""
     coded = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
     seen = (np.array(sight) @ linear).clip(0, 1)
@@ -325,12 +326,12 @@ def lab(colour: str, sight: list[list[float]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_colours_are_told_apart(sight: str) -> None:
-    """A difference of 10 in Lab is seen at a glance (just noticeable: 2.3); marks and dashes differ besides."""
+def test_colours_are_distinguishable(sight: str) -> None:
+    """Colours differ by more than 10 in Lab (just noticeable: 2.3); marks and dashes differ too."""
     for one, other in combinations(style.COLOURS[:7], 2):
         assert np.linalg.norm(lab(one, SIGHTS[sight]) - lab(other, SIGHTS[sight])) > 10, (one, other)
     assert len(set(zip(style.COLOURS, style.MARKS, strict=True))) == len(style.COLOURS)
 
 
-def test_the_reader_knows_what_is_written() -> None:
+def test_reader_supports_the_written_schema() -> None:
     assert NEWEST_SCHEMA == SCHEMA

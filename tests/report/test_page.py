@@ -1,4 +1,4 @@
-"""The report: every word is text, pictures are inside, nothing comes from elsewhere, every section has an anchor."""
+"""The report page escapes all text, contains its pictures, requests nothing, and has an anchor per section."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from quatsphere.report.page import Card, Claim, Picture, Report, Section, Table, Tile, draw, write_report
-from quatsphere.report.pictures import png_uri
+from quatsphere.report.image_samples import png_uri
+from quatsphere.report.page import Card, PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -27,7 +27,7 @@ PIXEL = png_uri(np.zeros((1, 1, 3), np.uint8))
 
 
 class Reader(HTMLParser):
-    """Tags, attributes and the text of a page, as a browser would see them."""
+    """Tags, attributes and text of a page as a browser parses them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -44,15 +44,18 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def full_of(text: str) -> Report:
-    """A report in which every word is this one."""
+def report_of(text: str) -> Report:
+    """Return a report in which every text is the given one."""
     section = Section(
         text,
         text,
-        [Table(text, (text, text), [(text, text)], text), Table(text, (text,), [(text,)], folded=True)],
+        [PageTable(text, (text, text), [(text, text)], text), PageTable(text, (text,), [(text,)], folded=True)],
         [Picture(text, text, PIXEL, 10, 10)],
         [Card(text, PIXEL, PIXEL, text, 0.5, text), Card(text, PIXEL, None, text, 0.5, text + "!")],
-        [Claim(text, text, verdict, text, text, text, text, text, text) for verdict in ("holds", "fails", "undecided")],
+        [
+            PageClaim(text, text, verdict, text, text, text, text, text, text)
+            for verdict in ("holds", "fails", "undecided")
+        ],
     )
     return Report(text, text, [Tile(text, text, text)], [(text, text)], [section], [("view.html", text)])
 
@@ -63,9 +66,9 @@ def written(report: Report, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_every_word_is_text(text: str, tmp_path: Path) -> None:
-    """Tags and attributes do not depend on the words, and the words come out as they went in."""
-    seen, plain = Reader(written(full_of(text), tmp_path)), Reader(written(full_of("plainest"), tmp_path))
+def test_all_text_is_escaped(text: str, tmp_path: Path) -> None:
+    """Tags and attributes do not depend on the text, and the text is shown unchanged."""
+    seen, plain = Reader(written(report_of(text), tmp_path)), Reader(written(report_of("plainest"), tmp_path))
     assert seen.tags == plain.tags
     assert [name for name, _ in seen.attributes] == [name for name, _ in plain.attributes]
     assert "script" not in seen.tags
@@ -74,8 +77,8 @@ def test_every_word_is_text(text: str, tmp_path: Path) -> None:
     assert ("alt", text) in seen.attributes
 
 
-def test_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
-    page = written(full_of("word"), tmp_path)
+def test_page_is_self_contained(tmp_path: Path) -> None:
+    page = written(report_of("word"), tmp_path)
     seen = Reader(page)
     addresses = [str(value) for name, value in seen.attributes if name in ("src", "href", "action", "srcset")]
     assert all(address.startswith(("data:image/png;base64,", "#", "view.html")) for address in addresses)
@@ -91,20 +94,20 @@ def test_every_section_has_an_anchor(tmp_path: Path) -> None:
     page = written(report, tmp_path)
     for anchor in ("one-two", "three", "identity"):
         assert page.count(f'id="{anchor}"') == 1
-        assert page.count(f'href="#{anchor}"') == 2  # the list on top, and the sign beside the heading
+        assert page.count(f'href="#{anchor}"') == 2  # in the navigation and beside the heading
 
 
-def test_verdicts_are_told_by_signs_and_words(tmp_path: Path) -> None:
-    claims = [Claim("a", "A", "holds"), Claim("b", "B", "holds"), Claim("c", "C", "undecided", "too short")]
+def test_verdicts_have_signs_and_words(tmp_path: Path) -> None:
+    claims = [PageClaim("a", "A", "holds"), PageClaim("b", "B", "holds"), PageClaim("c", "C", "undecided", "too short")]
     page = written(Report("r", "", [], [], [Section("Claims", claims=claims)]), tmp_path)
     for words in ("✓ 2 holds", "✗ 0 fails", "? 1 undecided", "too short"):
         assert words in page
 
 
-def test_a_figure_is_a_vector_of_its_size(tmp_path: Path) -> None:
+def test_figures_are_embedded_as_svg(tmp_path: Path) -> None:
     figure = Figure(figsize=(6, 2))
     figure.add_axes((0, 0, 1, 1))
-    picture = draw("title", "text", figure)
+    picture = to_picture("title", "text", figure)
     svg = base64.b64decode(picture.uri.removeprefix("data:image/svg+xml;base64,"))
     assert b"<svg" in svg
     assert 2 < picture.width / picture.height < 4
@@ -112,11 +115,11 @@ def test_a_figure_is_a_vector_of_its_size(tmp_path: Path) -> None:
     assert b"<script" not in svg
 
 
-def test_a_page_is_whole_or_not_there(tmp_path: Path) -> None:
-    written(full_of("old"), tmp_path)
-    assert "<h1>new</h1>" in written(full_of("new"), tmp_path)
+def test_pages_are_replaced_atomically(tmp_path: Path) -> None:
+    written(report_of("old"), tmp_path)
+    assert "<h1>new</h1>" in written(report_of("new"), tmp_path)
     assert [item.name for item in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_name_that_is_no_unicode_is_shown_escaped(tmp_path: Path) -> None:
-    assert "<h1>bad\\udcff</h1>" in written(full_of("bad\udcff"), tmp_path)
+def test_invalid_unicode_is_escaped(tmp_path: Path) -> None:
+    assert "<h1>bad\\udcff</h1>" in written(report_of("bad\udcff"), tmp_path)

@@ -1,4 +1,4 @@
-"""The report in a real browser: opens from disk, nothing cut off, every picture drawn, every anchor leads somewhere."""
+"""The report in a browser: it opens from disk, fits the window, draws all pictures, and has no dead links."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from quatsphere.report.page import Card, Claim, Report, Section, Table, Tile, draw, write_report
-from quatsphere.report.pictures import png_uri
+from quatsphere.report.image_samples import png_uri
+from quatsphere.report.page import Card, PageClaim, PageTable, Report, Section, Tile, to_picture, write_report
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of a hundred runs with every kind of part, named as badly as can be."""
+    """A report of a hundred runs with every kind of part and hostile names."""
     figure = Figure(figsize=(7, 2.5))
     figure.subplots().plot([0, 1])
     image = png_uri(np.zeros((8, 8, 3), np.uint8))
     rows = [(f"{HOSTILE} {number}", *(["0.1234"] * 9)) for number in range(100)]
     sections = [
-        Section("Runs", HOSTILE, [Table("a hundred", [HOSTILE] * 10, rows)], [draw(HOSTILE, "text", figure)]),
+        Section("Runs", HOSTILE, [PageTable("a hundred", [HOSTILE] * 10, rows)], [to_picture(HOSTILE, "text", figure)]),
         Section("Predictions", cards=[Card(HOSTILE, image, image, "x" * 80, 0.5, HOSTILE) for _ in range(24)]),
-        Section("Claims", claims=[Claim(f"id.{i}", "word " * 30, "fails", HOSTILE) for i in range(120)]),
+        Section("Claims", claims=[PageClaim(f"id.{i}", "word " * 30, "fails", HOSTILE) for i in range(120)]),
     ]
     tiles = [Tile(HOSTILE, "0.9876", "detail")] * 5
     path = tmp_path_factory.mktemp("a <b>folder") / "report.html"
@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("width", "height", "scheme"), [(1280, 800, "light"), (1280, 800, "dark"), (390, 844, "light"), (390, 844, "dark")]
 )
-def test_it_opens_everywhere(width: int, height: int, scheme: str, path: Path, visit: Callable[..., Any]) -> None:
+def test_page_fits_every_window(width: int, height: int, scheme: str, path: Path, visit: Callable[..., Any]) -> None:
     page = visit(path, width, height, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.text_content("h1") == HOSTILE
@@ -49,7 +49,7 @@ def test_it_opens_everywhere(width: int, height: int, scheme: str, path: Path, v
     print(f"{width}x{height}: {path.stat().st_size / 1e6:.1f} MB, loaded after {loaded:.0f} ms")
 
 
-def test_every_anchor_leads_somewhere(path: Path, visit: Callable[..., Any]) -> None:
+def test_links_have_targets(path: Path, visit: Callable[..., Any]) -> None:
     page = visit(path)
     targets = page.eval_on_selector_all("a[href^='#']", "all => all.map((link) => link.hash.slice(1))")
     assert {"runs", "predictions", "claims", "identity", "claim-id.7"} <= set(targets)
@@ -60,8 +60,8 @@ def test_every_anchor_leads_somewhere(path: Path, visit: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read(scheme: str, path: Path, visit: Callable[..., Any]) -> None:
-    """WCAG AA: contrast of at least 4.5 between every kind of text and what lies behind it."""
+def test_text_has_contrast(scheme: str, path: Path, visit: Callable[..., Any]) -> None:
+    """WCAG AA requires a contrast of at least 4.5 between text and background."""
     page = visit(path, scheme=scheme)
     for name in (
         "body",
@@ -86,7 +86,7 @@ def test_text_can_be_read(scheme: str, path: Path, visit: Callable[..., Any]) ->
 
 
 def contrast(ink: str, paper: str) -> float:
-    """Ratio of the relative luminances of two CSS colours."""
+    """Return the ratio of the relative luminances of two CSS colours."""
     light, dark = sorted((luminance(ink), luminance(paper)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

@@ -1,4 +1,4 @@
-"""The 3-D view in a real browser: turned, clicked, every slider moved; what it shows is what the trace holds."""
+"""The 3-D view in a browser shows the content of the trace after every rotation, click and slider."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quatsphere.report.view import Trace, read_trace
+from quatsphere.report.view import ViewTrace, read_trace
 
 KINDS = ("sphere", "plane", "attention")
 View = tuple[Path, Path]
@@ -22,12 +22,12 @@ def views(make_view: Callable[..., View]) -> dict[str, View]:
 
 
 def wait(page: Any) -> None:
-    """Until the next frame is drawn."""
+    """Wait until the next frame is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def move(page: Any, slider: str, value: int | str) -> None:
-    """A slider or list as a user moves it."""
+    """Set a slider or list as a user does."""
     page.eval_on_selector(
         slider, "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', { bubbles: true })) }", str(value)
     )
@@ -41,13 +41,13 @@ def table(page: Any) -> list[list[str]]:
 
 
 def chosen(page: Any) -> tuple[int, int, int]:
-    """(step, head, vertex), counted from 0."""
+    """Return (step, head, vertex), counted from 0."""
     step, head = (int(page.input_value(f"#{name}")) - 1 for name in ("step", "head"))
     return step, head, int(page.input_value("#vertex"))
 
 
-def check_table(page: Any, trace: Trace) -> None:
-    """Neighbours, scores and weights beside the picture are those of the trace."""
+def check_table(page: Any, trace: ViewTrace) -> None:
+    """Compare neighbours, scores and weights on the page with the trace."""
     step, head, vertex = chosen(page)
     rows, arrays = table(page), trace.arrays
     neighbours = arrays[f"neighbours.{step}"][vertex]
@@ -90,7 +90,7 @@ def test_every_slider_shows_the_trace(kind: str, views: dict[str, View], visit: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_turn_zoom_and_click(kind: str, views: dict[str, View], visit: Callable[..., Any]) -> None:
+def test_rotate_zoom_and_click(kind: str, views: dict[str, View], visit: Callable[..., Any]) -> None:
     path, file = views[kind]
     page, trace = visit(path), read_trace(file)
     seen = [picture(page)]
@@ -120,8 +120,8 @@ def test_turn_zoom_and_click(kind: str, views: dict[str, View], visit: Callable[
     assert len(set(seen)) == len(seen)
 
 
-def test_the_middle_of_the_image_faces_us(views: dict[str, View], visit: Callable[..., Any]) -> None:
-    """At first the chosen vertex is the one nearest to the eye, a little above and beside longitude 0."""
+def test_the_middle_of_the_image_faces_the_viewer(views: dict[str, View], visit: Callable[..., Any]) -> None:
+    """The vertex selected first is the one nearest to the eye, slightly above and beside longitude 0."""
     path, file = views["sphere"]
     positions = read_trace(file).arrays["positions.0"]
     yaw, pitch = 0.3, 0.22
@@ -130,7 +130,7 @@ def test_the_middle_of_the_image_faces_us(views: dict[str, View], visit: Callabl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_colours_are_on_one_scale(kind: str, views: dict[str, View], visit: Callable[..., Any]) -> None:
+def test_colour_scales(kind: str, views: dict[str, View], visit: Callable[..., Any]) -> None:
     path, file = views[kind]
     page, arrays = visit(path), read_trace(file).arrays
     ends = lambda: [float(page.text_content(f"#{name}")) for name in ("low", "high")]  # noqa: E731
@@ -150,7 +150,7 @@ def test_colours_are_on_one_scale(kind: str, views: dict[str, View], visit: Call
         move(page, "#step", 1)
 
 
-def test_a_message_turns_as_the_algebra_says(views: dict[str, View], visit: Callable[..., Any]) -> None:
+def test_message_rotates_by_the_relative_quaternion(views: dict[str, View], visit: Callable[..., Any]) -> None:
     path, file = views["sphere"]
     page, arrays = visit(path), read_trace(file).arrays
     move(page, "#step", 2)
@@ -165,14 +165,14 @@ def test_a_message_turns_as_the_algebra_says(views: dict[str, View], visit: Call
     assert abs(float(text.split("by ")[1].split("°")[0]) - angle) < 0.2
 
 
-def test_frames_belong_to_models_that_have_them(views: dict[str, View], visit: Callable[..., Any]) -> None:
+def test_frames_are_shown_for_quaternion_models_only(views: dict[str, View], visit: Callable[..., Any]) -> None:
     for kind in KINDS:
         shown = visit(views[kind][0]).locator("#frames").is_visible()
         assert shown == (kind != "attention")
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "dark"), (390, 844, "light"), (820, 1180, "dark")])
-def test_nothing_is_cut_off(
+def test_page_fits_every_window_size(
     width: int, height: int, scheme: str, views: dict[str, View], visit: Callable[..., Any]
 ) -> None:
     page = visit(views["sphere"][0], width, height, scheme)
@@ -189,14 +189,14 @@ def test_one_image_and_names_with_html(make_view: Callable[..., View], visit: Ca
     page = visit(path)
     assert page.locator(".stage").count() == 1
     assert hostile in page.text_content(".scene h2")
-    assert page.text_content(".said li").strip().startswith(hostile)
+    assert page.text_content(".predictions li").strip().startswith(hostile)
     assert page.text_content("h1") == "Inside a run <b>"
     assert page.locator("h1 b").count() == 0
     assert page.locator("script").count() == 2
 
 
 def test_the_default_size(make_view: Callable[..., View], visit: Callable[..., Any]) -> None:
-    """1,280 vertices and 16 heads: a file of at most 15 MB; how fast it is, is printed."""
+    """With 1,280 vertices and 16 heads the file has at most 15 MB; the speed is printed."""
     path, file = make_view("paper")
     assert path.stat().st_size <= 15e6
     page, trace = visit(path), read_trace(file)
@@ -209,7 +209,7 @@ def test_the_default_size(make_view: Callable[..., View], visit: Callable[..., A
 
 
 def slider_times(page: Any) -> list[float]:
-    """Milliseconds from moving a slider to the finished picture, over steps and heads."""
+    """Return the milliseconds from moving a slider to the finished picture, over steps and heads."""
     return page.evaluate("""async () => {
       const root = document.documentElement;
       const frame = () => new Promise(requestAnimationFrame);
@@ -231,7 +231,7 @@ def slider_times(page: Any) -> list[float]:
 
 @pytest.mark.slow
 def test_the_default_size_is_fast(make_view: Callable[..., View], visit: Callable[..., Any]) -> None:
-    """Ready within 3 s, a slider within 100 ms of the page's own processor time: other work is not the page's."""
+    """The page is ready within 3 s and follows a slider within 100 ms, in its own processor time."""
     page = visit(make_view("paper")[0])
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})

@@ -1,6 +1,6 @@
-"""The operators of the largest cross-shell step (320 -> 384 vertices, k = 16, 16 heads of 4 quaternions), each alone.
+"""Operators of the largest cross-shell step (320 -> 384 vertices, k = 16, 16 heads of 4 quaternions), one at a time.
 
-Every contender is a forward and a backward pass with gradients of everything that has one, dropout off.
+Every candidate is a forward and a backward pass with gradients of all inputs, without dropout.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from torch import Tensor
 from quatsphere.bench.timing import Pass
 from quatsphere.geometry import quaternion, sphere
 from quatsphere.geometry.neighbours import nearest_neighbours
-from quatsphere.kernels import Network, dot_product_attention, feed_forward, perturb, quaternion_attention
-from quatsphere.kernels.attention import backends_on
+from quatsphere.kernels import Network, backends_on, dot_product_attention, feed_forward, perturb, quaternion_attention
 
 SOURCES, TARGETS, K, HEADS, CHANNELS = 320, 384, 16, 16, 4
-SELDOM = ["quaternion: reference"]
-"""So slow that it runs in few rounds."""
+SLOW_CANDIDATES = ["quaternion: reference"]
+"""Candidates that run in few rounds only."""
 WIDTH = 4 * CHANNELS
-"""Numbers per head."""
+"""Features per head."""
 
 
 def graph() -> Tensor:
@@ -30,71 +29,78 @@ def graph() -> Tensor:
     return nearest_neighbours(sphere.fibonacci_sphere(TARGETS, 0.4), sphere.fibonacci_sphere(SOURCES, 0.55), K)
 
 
-def both_ways(compute: Callable[[], Tensor], leaves: list[Tensor]) -> Pass:
-    """Forward and backward."""
+def forward_backward(compute: Callable[[], Tensor], leaves: list[Tensor]) -> Pass:
+    """Pass that computes the output and its gradients."""
     with torch.no_grad():
         upstream = torch.randn_like(compute())
     return lambda: torch.autograd.grad(compute(), leaves, upstream)
 
 
-def leaf(*shape: int) -> Tensor:
-    """Normal numbers that want a gradient."""
+def random_leaf(*shape: int) -> Tensor:
+    """Normal random tensor that requires a gradient."""
     return torch.randn(*shape, requires_grad=True)
 
 
 def quaternion_pass(backend: str, batch: int) -> Pass:
-    """The coupled kernel; `reference` is the per-edge form, vectorised."""
+    """Quaternion attention; `reference` is the per-edge form, vectorised."""
     target = quaternion.random_unit(batch, TARGETS, HEADS).requires_grad_()
     source = quaternion.random_unit(batch, SOURCES, HEADS).requires_grad_()
-    features, beta, neighbours = leaf(batch, SOURCES, HEADS, CHANNELS, 4), leaf(HEADS), graph()
-    return both_ways(
+    features, beta, neighbours = random_leaf(batch, SOURCES, HEADS, CHANNELS, 4), random_leaf(HEADS), graph()
+    return forward_backward(
         lambda: quaternion_attention(target, source, features, neighbours, beta, backend=backend),
         [target, source, features, beta],
     )
 
 
 def dense_pass(batch: int) -> Pass:
-    """torch's scaled_dot_product_attention on as many numbers (head dimension 16), the graph as a dense mask."""
+    """torch's scaled_dot_product_attention of the same size (head dimension 16), with the graph as a dense mask."""
     mask = torch.zeros(TARGETS, SOURCES, dtype=torch.bool).scatter_(1, graph(), True)
-    q, k, v = leaves = [leaf(batch, HEADS, vertices, WIDTH) for vertices in (TARGETS, SOURCES, SOURCES)]
-    return both_ways(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), leaves)
+    q, k, v = leaves = [random_leaf(batch, HEADS, vertices, WIDTH) for vertices in (TARGETS, SOURCES, SOURCES)]
+    return forward_backward(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), leaves)
 
 
 def dot_pass(backend: str, batch: int) -> Pass:
-    """The baseline's kernel on the same shapes."""
+    """Attention of the baseline on the same shapes."""
     neighbours = graph()
-    q, k, v = leaves = [leaf(batch, vertices, HEADS, WIDTH) for vertices in (TARGETS, SOURCES, SOURCES)]
-    return both_ways(lambda: dot_product_attention(q, k, v, neighbours, backend=backend), leaves)
+    q, k, v = leaves = [random_leaf(batch, vertices, HEADS, WIDTH) for vertices in (TARGETS, SOURCES, SOURCES)]
+    return forward_backward(lambda: dot_product_attention(q, k, v, neighbours, backend=backend), leaves)
 
 
 def field_pass(backend: str, batch: int) -> Pass:
     """GELU, last layer, tanh, exponential, product and normalisation of (B, V, H) quaternions."""
     dim = HEADS * WIDTH
-    hidden, network = leaf(batch, TARGETS, dim), Network(leaf(dim), leaf(HEADS, WIDTH, 3), leaf(HEADS, 3))
+    hidden, network = (
+        random_leaf(batch, TARGETS, dim),
+        Network(random_leaf(dim), random_leaf(HEADS, WIDTH, 3), random_leaf(HEADS, 3)),
+    )
     bounds, base = torch.tensor([0.4], requires_grad=True), quaternion.random_unit(TARGETS, HEADS).requires_grad_()
     leaves = [hidden, *network, bounds, base]
-    return both_ways(lambda: perturb(hidden, network, bounds, base, backend=backend)[0], leaves)
+    return forward_backward(lambda: perturb(hidden, network, bounds, base, backend=backend)[0], leaves)
 
 
 def hamilton_pass(backend: str, batch: int) -> Pass:
     """Up projection, GELU, down projection per head."""
-    wide, x = 4 * CHANNELS, leaf(batch, TARGETS, HEADS, WIDTH)
-    up, down = leaf(HEADS, wide, CHANNELS, 4), leaf(HEADS, CHANNELS, wide, 4)
-    return both_ways(lambda: feed_forward(x, up, down, backend=backend), [x, up, down])
+    wide, x = 4 * CHANNELS, random_leaf(batch, TARGETS, HEADS, WIDTH)
+    up, down = random_leaf(HEADS, wide, CHANNELS, 4), random_leaf(HEADS, CHANNELS, wide, 4)
+    return forward_backward(lambda: feed_forward(x, up, down, backend=backend), [x, up, down])
 
 
 def head_major_pass(batch: int) -> Pass:
-    """The same block as batched products without permuted copies."""
-    x, up, down = leaf(HEADS, batch * TARGETS, WIDTH), leaf(HEADS, WIDTH, 4 * WIDTH), leaf(HEADS, 4 * WIDTH, WIDTH)
-    return both_ways(lambda: F.gelu(x @ up) @ down, [x, up, down])
+    """The same block as batched matrix products without permuted copies."""
+    x, up, down = (
+        random_leaf(HEADS, batch * TARGETS, WIDTH),
+        random_leaf(HEADS, WIDTH, 4 * WIDTH),
+        random_leaf(HEADS, 4 * WIDTH, WIDTH),
+    )
+    return forward_backward(lambda: F.gelu(x @ up) @ down, [x, up, down])
 
 
-def contenders() -> dict[str, Callable[[int], Pass]]:
-    """`operator: contender` -> how to make its pass for a batch."""
-    here = backends_on("cpu")
-    fused = [name for name in here if name != "reference"]
+def candidates() -> dict[str, Callable[[int], Pass]]:
+    """`operator: candidate` -> function that creates its pass for a batch size."""
+    backends = backends_on("cpu")
+    fused = [name for name in backends if name != "reference"]
     return {
-        **{f"quaternion: {name}": partial(quaternion_pass, name) for name in here},
+        **{f"quaternion: {name}": partial(quaternion_pass, name) for name in backends},
         "quaternion: sdpa dense": dense_pass,
         **{f"dot product: {name}": partial(dot_pass, name) for name in fused},
         **{f"field: {name}": partial(field_pass, name) for name in fused},

@@ -1,37 +1,47 @@
-"""The four subjects: what is measured, as rows of plain values."""
+"""Measure the four subjects of a benchmark as rows of plain values.
+
+Peak memory and scaling are measured in fresh processes, `python -m quatsphere.bench.measure REQUEST`: a JSON object as
+argument, another one as output.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from quatsphere.bench import isolated as alone
 from quatsphere.bench import kernel, scaling, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
-from quatsphere.bench.timing import Pass, gemm_gflops, gemm_pass, interleave, machine, summary
-from quatsphere.errors import ConfigError
+from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
+from quatsphere.errors import ConfigError, ResourceError
 
-TIMES = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
-"""subject -> its time."""
+RECORD_FORMAT = 1
+"""Version of the schema in docs/performance.md."""
+TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
+"""subject -> key of its time."""
+GEMM = "sgemm"
 
 Row = dict[str, Any]
+SubjectRows = dict[str, list[Row]]
 
 
-def compare(before: Row, after: Row) -> list[Row]:
-    """One row per measurement in both: time before, after, and how many times faster; memory likewise."""
+def compare_records(before: Row, after: Row) -> list[Row]:
+    """One row per measurement of both records: time before and after, speed-up, and reduction of memory."""
     if before.get("format") != after["format"]:
         raise ConfigError(
             f"cannot compare with format {before.get('format')!r}, this is {after['format']}; "
             "make the file with 'quatsphere bench --json FILE'"
         )
-    old = dict(keyed(before))
+    old = dict(rows_by_key(before))
     rows = []
-    for key, row in keyed(after):
+    for key, row in rows_by_key(after):
         if key in old:
-            time = TIMES[key[0]]
+            time = TIME_KEYS[key[0]]
             memory = (old[key].get("peak_mb"), row.get("peak_mb"))
             rows.append(
                 {
@@ -45,26 +55,20 @@ def compare(before: Row, after: Row) -> list[Row]:
     return rows
 
 
-def keyed(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
-    """(subject, what) -> row."""
-    for subject in TIMES:
+def rows_by_key(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
+    """Yield ((subject, measurement), row)."""
+    for subject in TIME_KEYS:
         for row in record.get(subject, []):
-            what = f"{row['vertices']:,} vertices" if subject == "scaling" else f"{row['variant']}, {row['batch']}"
-            yield (subject, what), row
-
-
-Rows = dict[str, list[Row]]
-FORMAT = 1
-"""Number of the schema in docs/performance.md."""
-GEMM = "sgemm"
+            name = f"{row['vertices']:,} vertices" if subject == "scaling" else f"{row['variant']}, {row['batch']}"
+            yield (subject, name), row
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a user may choose."""
+class BenchSettings:
+    """BenchSettings of a benchmark."""
 
     batch: int | None = None
-    """Images per pass; none takes each subject's own: 16, 64, 1 and 256."""
+    """Images per pass; by default 16 (kernel), 64 (step), 1 and 256 (inference)."""
     rounds: int = 20
     compiled: bool = False
     bf16: bool = False
@@ -72,56 +76,89 @@ class Settings:
     dim: int = 256
     vertices: Sequence[int] = field(default_factory=lambda: list(scaling.SIZES))
     overrides: Row = field(default_factory=dict)
-    """Seams of both models that differ from the default: tests measure small ones."""
+    """BenchSettings of both models that differ from the default; tests measure small models."""
 
 
-def bench(subjects: Sequence[str], settings: Settings, say: Callable[[str], None]) -> Row:
-    """Everything asked for in one record, as it is saved."""
-    record: Row = {"format": FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
+def bench(subjects: Sequence[str], settings: BenchSettings, report: Callable[[str], None]) -> Row:
+    """Measure the subjects and return one record, as it is saved."""
+    record: Row = {"format": RECORD_FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
     for subject in subjects:
-        say(f"measuring {subject}")
-        record |= SUBJECTS[subject](settings, say)
+        report(f"measuring {subject}")
+        record |= MEASUREMENTS[subject](settings, report)
     return record
 
 
 def timed(passes: dict[str, Pass], rounds: int) -> tuple[dict[str, Row], float]:
-    """Best and median of every pass, and the GFLOPS of the sgemm that ran among them."""
-    laps = interleave({**passes, GEMM: gemm_pass()}, rounds, kernel.SELDOM)
+    """Best and median time of every pass, and the GFLOPS of an sgemm interleaved with them."""
+    laps = interleave({**passes, GEMM: gemm_pass()}, rounds, kernel.SLOW_CANDIDATES)
     gflops = gemm_gflops(min(laps.pop(GEMM)))
-    return {name: summary(times) for name, times in laps.items()}, gflops
+    return {name: best_and_median(times) for name, times in laps.items()}, gflops
 
 
-def peak(subject: str, variant: str, batch: int, settings: Settings) -> Row:
-    """Peak memory of a variant in a process of its own, unless it is not wanted."""
+def isolated_peak(subject: str, variant: str, batch: int, settings: BenchSettings) -> Row:
+    """Peak memory of a variant in a fresh process, or None if memory is not measured."""
     if not settings.memory:
         return {"peak_mb": None}
     request = {"subject": subject, "variant": variant, "batch": batch, "threads": torch.get_num_threads()}
-    return alone.ask(request | ({"overrides": settings.overrides} if settings.overrides else {}))
+    return run_isolated(request | ({"overrides": settings.overrides} if settings.overrides else {}))
 
 
-def measure_kernel(settings: Settings, say: Callable[[str], None]) -> Rows:
-    """Every operator's contenders, and how many times the fused one's time and memory they take."""
+def run_isolated(request: Row) -> Row:
+    """Return `measure_request(request)` of a fresh process."""
+    command = [sys.executable, "-m", "quatsphere.bench.measure", json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message; the system may have ended it for its memory"])[-1]
+        name = " ".join(str(request[key]) for key in ("subject", "variant", "vertices") if key in request)
+        raise ResourceError(
+            f"measuring {name} in its own process ended with {done.returncode} ({last:.200}); try it smaller"
+        )
+    result: Row = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure_request(request: Row) -> Row:
+    """Measure one size of the scaling, or the peak memory of a pass after one with a single image."""
+    torch.set_num_threads(request["threads"])
+    if request["subject"] == "scaling":
+        return scaling.measure_size(request["vertices"], request["dim"], request["rounds"])
+    create, variant, overrides = PASSES[request["subject"]], request["variant"], request.get("overrides", {})
+    create(variant, 1, **overrides)()
+    return {"peak_mb": peak_mb(create(variant, request["batch"], **overrides))}
+
+
+PASSES: dict[str, Callable[..., Pass]] = {
+    "kernel": lambda variant, batch: kernel.candidates()[variant](batch),
+    "step": step.TrainingStep,
+    "inference": step.inference,
+}
+"""subject -> function that creates the pass of (variant, batch)."""
+
+
+def measure_kernel(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
+    """Candidates of every operator, with their time and memory as multiples of the fused one's."""
     batch, rows = settings.batch or 16, []
-    makers = kernel.contenders()
+    makers = kernel.candidates()
     for operator in dict.fromkeys(name.partition(": ")[0] for name in makers):
         names = [name for name in makers if name.startswith(f"{operator}: ")]
         times, _ = timed({name: makers[name](batch) for name in names}, settings.rounds)
         found = [
-            {"variant": name, "batch": batch, **times[name], **peak("kernel", name, batch, settings)} for name in names
+            {"variant": name, "batch": batch, **times[name], **isolated_peak("kernel", name, batch, settings)}
+            for name in names
         ]
         fused = next((row for row in found if row["variant"].endswith("numba_cpu")), found[-1])
-        rows += [row | against(row, fused) for row in found]
+        rows += [row | relative_to(fused, row) for row in found]
     return {"kernel": rows}
 
 
-def against(row: Row, fused: Row) -> Row:
-    """How many times the time and memory of the fused one."""
+def relative_to(fused: Row, row: Row) -> Row:
+    """Time and memory as multiples of the fused one's."""
     less = row["peak_mb"] / fused["peak_mb"] if row["peak_mb"] and fused["peak_mb"] else None
     return {"times_fused": row["best_ms"] / fused["best_ms"], "times_fused_memory": less}
 
 
-def measure_step(settings: Settings, say: Callable[[str], None]) -> Rows:
-    """Training steps; a tenth of a repulsion is added to the step of a model whose vertices move."""
+def measure_step(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
+    """Training steps; a tenth of a repulsion is added for models whose vertices move, every tenth step being due."""
     batch = settings.batch or 64
     names = step.variants(compiled=settings.compiled, bf16=settings.bf16)
     steps = {name: step.TrainingStep(name, batch, **settings.overrides) for name in names}
@@ -133,14 +170,14 @@ def measure_step(settings: Settings, say: Callable[[str], None]) -> Rows:
         whole = {key: value + repulsion[key] / 10 for key, value in times[name].items()}
         row = {"variant": name, "batch": batch, **whole, "repulsion_ms": repulsion["best_ms"]}
         row |= speed(row, training_flops(made.model.config), gflops)
-        rows.append(row | peak("step", name, batch, settings))
+        rows.append(row | isolated_peak("step", name, batch, settings))
     parts = [{"variant": name, **part} for name in step.EAGER for part in profiled(steps[name])]
     throughput = [{"title": row["variant"], "images_per_second": row["images_per_second"]} for row in rows]
     return {"step": rows, "profile": parts, "throughput": throughput}
 
 
 def speed(row: Row, flops: int, peak_gflops: float) -> Row:
-    """Images per second, the operation count per image, and the share of the sgemm peak it runs at."""
+    """Images per second, operations per image, and fraction of the sgemm peak."""
     seconds = row["best_ms"] / 1000
     gflops = flops * row["batch"] / seconds / 1e9
     return {
@@ -152,8 +189,8 @@ def speed(row: Row, flops: int, peak_gflops: float) -> Row:
     }
 
 
-def measure_inference(settings: Settings, say: Callable[[str], None]) -> Rows:
-    """Logits of one image (latency) and of many (throughput)."""
+def measure_inference(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
+    """Inference of one image (latency) and of many (throughput)."""
     names, rows = step.variants(compiled=settings.compiled, bf16=settings.bf16), []
     for batch in [settings.batch] if settings.batch else [1, 256]:
         passes = {name: step.inference(name, batch, **settings.overrides) for name in names}
@@ -161,26 +198,29 @@ def measure_inference(settings: Settings, say: Callable[[str], None]) -> Rows:
         for name in names:
             flops = forward_flops(step.build(name, **settings.overrides).config)
             row = {"variant": name, "batch": batch, **times[name]}
-            rows.append(row | speed(row, flops, gflops) | peak("inference", name, batch, settings))
+            rows.append(row | speed(row, flops, gflops) | isolated_peak("inference", name, batch, settings))
     return {"inference": rows}
 
 
-def measure_scaling(settings: Settings, say: Callable[[str], None]) -> Rows:
-    """One training step of QSV at several sizes, each in a process of its own."""
+def measure_scaling(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
+    """One training step of QSV at several sizes, each in a fresh process."""
     rows = []
     for vertices in settings.vertices:
-        scaling.settings_of(vertices, settings.dim)
-    scaling.compile_kernels(settings.dim)  # here, where a notice can be shown; the processes below are silent
+        scaling.scaling_settings(vertices, settings.dim)
+    scaling.compile_kernels(settings.dim)  # here, where a notice can be shown; the subprocesses are silent
     for vertices in settings.vertices:
-        say(f"measuring scaling: {vertices:,} vertices")
+        report(f"measuring scaling: {vertices:,} vertices")
         request = {"subject": "scaling", "vertices": vertices, "dim": settings.dim, "rounds": min(5, settings.rounds)}
-        rows.append(alone.ask(request | {"threads": torch.get_num_threads()}))
+        rows.append(run_isolated(request | {"threads": torch.get_num_threads()}))
     return {"scaling": rows}
 
 
-SUBJECTS: dict[str, Callable[[Settings, Callable[[str], None]], Rows]] = {
+MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], SubjectRows]] = {
     "kernel": measure_kernel,
     "step": measure_step,
     "inference": measure_inference,
     "scaling": measure_scaling,
 }
+
+if __name__ == "__main__":
+    print(json.dumps(measure_request(json.loads(sys.argv[1]))))

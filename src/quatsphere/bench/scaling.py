@@ -1,4 +1,4 @@
-"""Time and memory of a training step as the layout grows, at fixed k and batch 1."""
+"""Time and memory of a training step against the number of vertices, at fixed k and batch 1."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quatsphere.bench.step import TrainingStep
-from quatsphere.bench.timing import interleave, peak_mb, summary
+from quatsphere.bench.timing import best_and_median, interleave, peak_mb
 from quatsphere.errors import ConfigError
 from quatsphere.models.registry import model_config
 from quatsphere.runtime import keep_freed_memory
 
 SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
-"""Vertices in all shells; five shells hold 1, 1.5, 2, 2.5 and 3 tenths of them."""
+"""Vertices in all shells; the five shells have 1, 1.5, 2, 2.5 and 3 tenths of them."""
 NEIGHBOURS = 16
 
 
-def settings_of(vertices: int, dim: int) -> dict[str, int]:
-    """The seams of a QSV with so many vertices in all shells, checked."""
+def scaling_settings(vertices: int, dim: int) -> dict[str, int]:
+    """Valid settings of a QSV with this total number of vertices."""
     if vertices < 10 * NEIGHBOURS:
         raise ConfigError(f"scaling needs {10 * NEIGHBOURS} vertices or more, k of them on each shell: got {vertices}")
     settings = {"dim": dim, "base_vertices": vertices // 10, "neighbours": NEIGHBOURS}
@@ -27,13 +27,13 @@ def settings_of(vertices: int, dim: int) -> dict[str, int]:
 
 
 def compile_kernels(dim: int) -> None:
-    """Take a training step of a small model."""
+    """Compile the kernels by a training step of a small model."""
     TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
 
 
 def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
-    """A QSV with so many vertices: seconds of a training step, and what the whole training adds to this process."""
-    settings = settings_of(vertices, dim)
+    """Seconds of a training step of a QSV of this size, and the memory that training adds to this process."""
+    settings = scaling_settings(vertices, dim)
     compile_kernels(dim)
     steps: list[TrainingStep] = []
 
@@ -43,9 +43,9 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
         steps[0].repulse()
 
     peak = peak_mb(start)
-    keep_freed_memory()  # the laps as in training; before, it would hide memory from the peak
+    keep_freed_memory()  # as in training; only after the peak is measured, from which it would hide memory
     model = steps[0].model
-    laps = summary(interleave({"step": steps[0]}, rounds)["step"])
+    laps = best_and_median(interleave({"step": steps[0]}, rounds)["step"])
     return {
         "vertices": sum(model.layout.vertex_counts),
         "dim": dim,
@@ -56,7 +56,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
 
 
 def exponent(points: Sequence[Mapping[str, Any]], key: str) -> float:
-    """p of the least-squares fit key = c vertices^p; nan of a single size."""
+    """Exponent p of the least-squares fit key = c vertices^p; nan for a single size."""
     x = [math.log(point["vertices"]) for point in points]
     y = [math.log(point[key]) for point in points]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)

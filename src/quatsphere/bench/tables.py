@@ -1,9 +1,12 @@
-"""The figures of a benchmark for people."""
+"""Print the results of a benchmark as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from quatsphere.bench.measure import compare_records
+from quatsphere.bench.scaling import exponent
 
 Column = tuple[str, str, str]
 """(key, heading, format)."""
@@ -16,7 +19,7 @@ SPEED: list[Column] = [
     ("share_of_sgemm", "of sgemm", ".0%"),
 ]
 MEMORY: list[Column] = [("peak_mb", "peak MB", ",.1f")]
-TABLES: dict[str, tuple[str, list[Column]]] = {
+BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
     "kernel": (
         "operators, forward + backward",
         [
@@ -37,7 +40,6 @@ TABLES: dict[str, tuple[str, list[Column]]] = {
         "training step of QSV, batch 1",
         [("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY],
     ),
-    "goals": ("goals", [("goal", "", "s"), ("wanted", "wanted", ".2f"), ("found", "found", ".2f"), ("met", "met", "")]),
 }
 
 COMPARISON: list[Column] = [
@@ -49,17 +51,15 @@ COMPARISON: list[Column] = [
 ]
 
 
-def show(record: Mapping[str, Any]) -> None:
-    """Machine, then every table there is."""
-    from quatsphere.bench.scaling import exponent
-
+def print_record(record: Mapping[str, Any]) -> None:
+    """Print the machine and every table of the record."""
     machine = record["machine"]
     print(f"{machine['processor']}, {machine['threads']} threads, {machine['vectors']}")
     print(", ".join(f"{name} {version}" for name, version in machine["versions"].items()))
     print(f"kernel {machine['backend']}: {machine['backend_reason']}")
     for row in record.get("step", [])[:1] or record.get("inference", [])[:1]:
         print(f"sgemm peak, measured among the laps: {row['sgemm_gflops']:.0f} GFLOPS")
-    for subject, (title, columns) in TABLES.items():
+    for subject, (title, columns) in BENCH_TABLES.items():
         if record.get(subject):
             print_table(title, columns, record[subject])
     points = record.get("scaling", [])
@@ -67,11 +67,9 @@ def show(record: Mapping[str, Any]) -> None:
         print(f"time ~ V^{exponent(points, 'seconds'):.2f}, memory ~ V^{exponent(points, 'peak_mb'):.2f}")
 
 
-def show_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Before and after."""
-    from quatsphere.bench.measure import compare
-
-    rows = compare(dict(before), dict(after))
+def print_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Print time and memory before and after."""
+    rows = compare_records(dict(before), dict(after))
     if rows:
         print_table("before and after", COMPARISON, rows)
     else:
@@ -79,8 +77,11 @@ def show_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Columns of one width each, words to the left, numbers to the right; '-' where nothing was measured."""
-    cells = [[heading for _, heading, _ in columns], *([cell(row, column) for column in columns] for row in rows)]
+    """Print aligned columns, text to the left, numbers to the right; '-' for missing values."""
+    cells = [
+        [heading for _, heading, _ in columns],
+        *([format_cell(row, column) for column in columns] for row in rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     words = [kind == "s" for *_, kind in columns]
     print(f"\n{title}")
@@ -89,8 +90,8 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[st
         print("  " + "  ".join(parts).rstrip())
 
 
-def cell(row: Mapping[str, Any], column: Column) -> str:
-    """One value as text."""
+def format_cell(row: Mapping[str, Any], column: Column) -> str:
+    """Format the value of one column."""
     key, _, kind = column
     value = row.get(key)
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Interleaved laps: every round runs every contender once, so whatever else the machine does falls on all alike."""
+"""Interleaved timing (every round runs every candidate once, so other load affects all alike), memory, the machine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from quatsphere.train.provenance import commit, processor, versions
 Pass = Callable[[], object]
 
 WARM_UP = 2
-"""Rounds that do not count: loops are compiled, threads started, pages touched."""
-SELDOM = 4
-"""A contender that is a hundred times slower than the others runs in every fourth round only."""
+"""Rounds that are not counted: kernels are compiled, threads started, pages touched."""
+SLOW_EVERY = 4
+"""Slow candidates run only in every fourth round."""
 
 
-def interleave(passes: Mapping[str, Pass], rounds: int, seldom: Collection[str] = ()) -> dict[str, list[float]]:
-    """Milliseconds of every contender in every round it took part in, warm-up excluded."""
+def interleave(passes: Mapping[str, Pass], rounds: int, slow: Collection[str] = ()) -> dict[str, list[float]]:
+    """Milliseconds of every candidate in each of its rounds, without warm-up."""
     laps: dict[str, list[float]] = {name: [] for name in passes}
     for number in range(-WARM_UP, rounds):
         for name, run in passes.items():
-            if number < 0 or number % SELDOM == 0 or name not in seldom:
+            if number < 0 or number % SLOW_EVERY == 0 or name not in slow:
                 laps[name].append(lap(run))
     return {name: times[WARM_UP:] for name, times in laps.items()}
 
@@ -40,24 +40,24 @@ def lap(run: Pass) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def summary(laps: Sequence[float]) -> dict[str, float]:
-    """Best and median."""
+def best_and_median(laps: Sequence[float]) -> dict[str, float]:
+    """Minimum and median of the times."""
     return {"best_ms": min(laps), "median_ms": statistics.median(laps)}
 
 
-def resident() -> tuple[int, int]:
-    """(bytes held now, most ever held); where the system cannot tell what is held now, the most ever held twice."""
+def resident_bytes() -> tuple[int, int]:
+    """Resident memory of this process (now, peak); the peak twice where only that is known."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        now, most = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+        now, peak = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
     except (OSError, KeyError):
         unit = 1 if sys.platform == "darwin" else 1024
-        now = most = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return now, most
+        now = peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return now, peak
 
 
-def forget_peak() -> None:
-    """Let the most ever held start again from what is held now (Linux; elsewhere the loading of torch stays in it)."""
+def reset_peak() -> None:
+    """Reset the peak to the memory in use (Linux only; elsewhere it includes the import of torch)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -65,19 +65,19 @@ def forget_peak() -> None:
 
 
 def peak_mb(run: Pass) -> float:
-    """Megabytes that one pass adds to this process at its peak."""
-    forget_peak()
-    before, _ = resident()
+    """Megabytes that one pass adds to the peak memory of this process."""
+    reset_peak()
+    before, _ = resident_bytes()
     run()
-    return (resident()[1] - before) / 1e6
+    return (resident_bytes()[1] - before) / 1e6
 
 
-SIDE = 1536
-"""Side of the square matrices whose product is the machine's peak."""
+GEMM_SIZE = 1536
+"""Rows and columns of the matrices whose product measures the machine's peak."""
 
 
 def machine() -> dict[str, Any]:
-    """Processor, threads, versions, and the backend that runs with the reason."""
+    """Processor, threads, versions, and the selected backend with the reason."""
     backend, reason = explain_backend("auto", "cpu")
     return {
         "processor": processor(),
@@ -91,12 +91,12 @@ def machine() -> dict[str, Any]:
 
 
 def gemm_pass() -> Pass:
-    """One float32 product of two large square matrices."""
-    a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
-    out = torch.empty(SIDE, SIDE)
+    """Pass of one float32 product of two large square matrices."""
+    a, b = torch.ones(GEMM_SIZE, GEMM_SIZE), torch.ones(GEMM_SIZE, GEMM_SIZE)
+    out = torch.empty(GEMM_SIZE, GEMM_SIZE)
     return lambda: torch.mm(a, b, out=out)
 
 
 def gemm_gflops(milliseconds: float) -> float:
-    """Billions of operations per second of `gemm_pass`."""
-    return 2 * SIDE**3 / milliseconds / 1e6
+    """GFLOPS of a `gemm_pass` of this duration."""
+    return 2 * GEMM_SIZE**3 / milliseconds / 1e6

@@ -9,13 +9,13 @@ from quatsphere.cli.options import Options, at_least
 from quatsphere.errors import ConfigError
 
 EPILOG = """\
-Contenders run in turn, round after round, in one process; best and median count, the warm-up does not. Peak memory is
-what one pass adds to a process of its own. docs/performance.md says more, and what the JSON holds."""
+Candidates run in turn, round after round, in one process; the warm-up is not counted. Peak memory is
+what one pass adds to a fresh process. docs/performance.md has more, and the schema of the JSON."""
 SUBJECTS = ("kernel", "step", "inference", "scaling")
 
 
 def run(words: list[str]) -> int:
-    """Measure, print, save, compare."""
+    """Measure, print, compare and save."""
     parser = Options(prog="quatsphere bench", description=__doc__, epilog=EPILOG)
     parser.add_argument("subject", nargs="?", choices=SUBJECTS, help="one of them alone (default: all four)")
     number = at_least(1)
@@ -30,65 +30,63 @@ def run(words: list[str]) -> int:
     parser.add_argument("--vertices", type=number, nargs="+", metavar="N", help="sizes of scaling [1,280 to 100,000]")
     parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension of scaling [256]")
     parser.add_argument("--picture", metavar="FILE", help="draw the scaling (SVG, PDF or PNG)")
-    asked = parser.parse_args(words)
-    for path in filter(None, (asked.json, asked.picture)):
+    args = parser.parse_args(words)
+    for path in filter(None, (args.json, args.picture)):
         if not Path(path).parent.is_dir():
             raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; make it or use another")
-    before = read(asked.compare) if asked.compare else None
-    record = measure(asked)
-    from quatsphere.bench.tables import show, show_comparison
+    before = _read(args.compare) if args.compare else None
+    record = _measure(args)
+    from quatsphere.bench.tables import print_comparison, print_record
 
-    show(record)
+    print_record(record)
     if before is not None:
-        show_comparison(before, record)
-    save(record, asked)
+        print_comparison(before, record)
+    _save(record, args)
     return 0
 
 
-def read(path: str) -> dict[str, Any]:
-    """A saved record, before anything is measured."""
-    from quatsphere.report.run_files import read_object
+def _read(path: str) -> dict[str, Any]:
+    """Read a saved record."""
+    from quatsphere.report.run_files import read_json_object
 
-    content = read_object(Path(path))
+    content = read_json_object(Path(path))
     if content is None:
         raise ConfigError(f"no saved figures in {path}; make them with 'quatsphere bench --json FILE'")
     return content
 
 
-def measure(asked: Any) -> dict[str, Any]:
-    """The figures asked for, with the goals they meet or miss."""
+def _measure(args: Any) -> dict[str, Any]:
+    """Measure the chosen subjects."""
     import torch
 
-    from quatsphere.bench.goals import goals
-    from quatsphere.bench.measure import Settings, bench
+    from quatsphere.bench.measure import BenchSettings, bench
     from quatsphere.cli.console import note
 
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    settings = Settings(
-        batch=asked.batch,
-        rounds=asked.rounds,
-        compiled=asked.compile,
-        bf16=asked.precision == "bf16",
-        memory=not asked.no_memory,
-        dim=asked.dim,
-        **({"vertices": asked.vertices} if asked.vertices else {}),
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    settings = BenchSettings(
+        batch=args.batch,
+        rounds=args.rounds,
+        compiled=args.compile,
+        bf16=args.precision == "bf16",
+        memory=not args.no_memory,
+        dim=args.dim,
+        **({"vertices": args.vertices} if args.vertices else {}),
     )
-    record = bench([asked.subject] if asked.subject else SUBJECTS, settings, note)
-    return {**record, "goals": goals(record)}
+    return bench([args.subject] if args.subject else SUBJECTS, settings, note)
 
 
-def save(record: dict[str, Any], asked: Any) -> None:
-    """The files asked for."""
-    if asked.json:
+def _save(record: dict[str, Any], args: Any) -> None:
+    """Write the JSON file and the picture."""
+    if args.json:
         from quatsphere.storage.atomic import write_json
 
-        write_json(Path(asked.json), record)
-        print(f"figures: {asked.json}")
-    if asked.picture and record.get("scaling"):
+        write_json(Path(args.json), record)
+        print(f"figures: {args.json}")
+    if args.picture and record.get("scaling"):
         try:
             from quatsphere.report.figures import save, scaling_plot
         except ImportError as error:
             raise ConfigError("a picture needs matplotlib; pip install 'quatsphere[report]'") from error
-        save(scaling_plot(record["scaling"]), Path(asked.picture))
-        print(f"picture: {asked.picture}")
+        save(scaling_plot(record["scaling"]), Path(args.picture))
+        print(f"picture: {args.picture}")

@@ -1,4 +1,4 @@
-"""quatsphere data get|verify|preview: fetch a data set, check a copy, or draw what the model samples of it."""
+"""quatsphere data get|verify|preview: download a data set, check a copy, or draw what the model samples from it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.cli.options import Options, at_least
+from quatsphere.data import DATASETS
+from quatsphere.data.cifar_files import CIFARS
 
-NAMES = ("digits", "cifar10", "cifar100", "folder", "idx")
-READING = ("root", "image_size", "fit", "skip_bad")
+READ_OPTIONS = ("root", "image_size", "fit", "skip_bad")
 
 
 def run(words: list[str]) -> int:
-    """Get, verify or preview."""
+    """Run `get`, `verify` or `preview`."""
     parser = Options(prog="quatsphere data", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview")
-    get = actions.add_parser("get", help="download with checksum; an interrupted download goes on")
-    get.add_argument("name", choices=("cifar10", "cifar100"))
-    get.add_argument("--folder", help="where to put it (default: the download folder that training looks in)")
+    get = actions.add_parser("get", help="download with checksum; an interrupted download is resumed")
+    get.add_argument("name", choices=tuple(CIFARS))
+    get.add_argument("--folder", help="folder to download to (default: the one that training searches)")
     get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
     for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
-        add_reading(actions.add_parser(action, help=text, description=text))
+        add_read_options(actions.add_parser(action, help=text, description=text))
     preview = actions.choices["preview"]
     preview.add_argument("-o", "--output", default="preview.png", help="picture to write (default preview.png)")
     preview.add_argument("--index", type=at_least(0), metavar="N", default=0, help="which training image (default 0)")
     preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere", help="default: sphere")
-    asked = parser.parse_args(words)
-    return {"get": _get, "verify": _verify, "preview": _preview}[asked.action](asked)
+    args = parser.parse_args(words)
+    return {"get": _get, "verify": _verify, "preview": _preview}[args.action](args)
 
 
-def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Which data, from where."""
-    parser.add_argument("name", choices=NAMES)
+def add_read_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select and read the data."""
+    parser.add_argument("name", choices=tuple(DATASETS))
     parser.add_argument("--data.root", "--root", dest="root", metavar="PATH", help="file or folder, as in training")
     parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
     parser.add_argument(
@@ -45,58 +46,61 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _get(asked: argparse.Namespace) -> int:
+def _get(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
-    from quatsphere.data import download_folder, fetch
+    from quatsphere.data import download_dataset, download_folder
 
-    folder = Path(asked.folder) if asked.folder else download_folder()
-    with Ticker(f"fetching {asked.name}") as ticker:
-        path = fetch(asked.name, folder, asked.url, ticker)
+    folder = Path(args.folder) if args.folder else download_folder()
+    with Ticker(f"fetching {args.name}") as ticker:
+        path = download_dataset(args.name, folder, args.url, ticker)
     print(path)
     return 0
 
 
-def _verify(asked: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
     from quatsphere.data import verify
 
-    reading = {name: getattr(asked, name) for name in READING}
+    options = {name: getattr(args, name) for name in READ_OPTIONS}
     with Ticker("reading data") as ticker:
-        report = verify(asked.name, **reading, progress=ticker)
-    if asked.json:
+        report = verify(args.name, **options, progress=ticker)
+    if args.json:
         print(json.dumps(report))
         return 0
     for name, value in report.items():
-        print(f"{name:<20} {_shown(value)}")
+        print(f"{name:<20} {_format_value(value)}")
     return 0
 
 
-def _preview(asked: argparse.Namespace) -> int:
+def _preview(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker, note
     from quatsphere.config import DataConfig
     from quatsphere.errors import ConfigError
     from quatsphere.models import create_model
-    from quatsphere.report.run_pictures import need_report, sampled, shell_positions
-    from quatsphere.storage.atomic import write_bytes
+    from quatsphere.report import require_report
     from quatsphere.train.run import load_data
 
-    pictures = need_report()
+    require_report()
+    from quatsphere.report.figures import sampling_preview, to_bytes
+    from quatsphere.report.image_samples import first_shell_samples, shell_positions
+    from quatsphere.storage.atomic import write_bytes
+
     with Ticker("reading data") as ticker:
-        reading = {name: getattr(asked, name) for name in READING}
-        dataset = load_data(DataConfig(name=asked.name, **reading), note, ticker)
-    if asked.index >= len(dataset.train.labels):
-        raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {asked.index}")
-    image = dataset.train.images[asked.index].float() / 255
-    model = create_model("qsv", layout=asked.layout, image_size=image.shape[-1], in_channels=image.shape[0])
-    places, samples = sampled(model, image)
-    title = f"{dataset.classes[dataset.train.labels[asked.index]]} (training image {asked.index})"
-    figure = pictures.preview(image.numpy(), places, samples, shell_positions(model)[0], title)
-    write_bytes(Path(asked.output), pictures.to_png(figure))
-    print(json.dumps({"picture": asked.output}) if asked.json else asked.output)
+        options = {name: getattr(args, name) for name in READ_OPTIONS}
+        dataset = load_data(DataConfig(name=args.name, **options), note, ticker)
+    if args.index >= len(dataset.train.labels):
+        raise ConfigError(f"--index must lie in 0..{len(dataset.train.labels) - 1}: got {args.index}")
+    image = dataset.train.images[args.index].float() / 255
+    model = create_model("qsv", layout=args.layout, image_size=image.shape[-1], in_channels=image.shape[0])
+    coords, samples = first_shell_samples(model, image)
+    title = f"{dataset.classes[dataset.train.labels[args.index]]} (training image {args.index})"
+    figure = sampling_preview(image.numpy(), coords, samples, shell_positions(model)[0], title)
+    write_bytes(Path(args.output), to_bytes(figure, "png", dpi=110))
+    print(json.dumps({"picture": args.output}) if args.json else args.output)
     return 0
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {inner}" for key, inner in value.items())
     if isinstance(value, (list, tuple)):

@@ -24,10 +24,10 @@ def run(words: list[str]) -> int:
 
     config = resolve("demo", ["--preset", "demo", *rest]).config
     from quatsphere.cli.console import LiveReporter, evaluation_table
-    from quatsphere.report.run_pictures import need_report
+    from quatsphere.report import require_report
     from quatsphere.train import train
 
-    need_report()
+    require_report()
     folder = free_folder(asked.run_dir)
     result = train(config, folder, reporter=LiveReporter())
     pages = write_pages(Path(folder))
@@ -43,15 +43,18 @@ def run(words: list[str]) -> int:
 
 def write_pages(folder: Path) -> dict[str, str]:
     """The view, where the model has shells, and the report, which links to it."""
-    from quatsphere.cli.view import two_test_images, write_view_of
+    from quatsphere.cli.console import note
     from quatsphere.report.run_report import write_run_report
-    from quatsphere.train.load import open_run
+    from quatsphere.report.view import example_images, write_view
+    from quatsphere.train.load import data_of, open_run
 
     trained = open_run(str(folder))
+    dataset = data_of(trained)
     pages = {"report": str(folder / "report.html")}
     if hasattr(trained.model, "layout"):
-        pages["view"] = write_view_of(trained, two_test_images(trained, None), folder / "view.html")["view"]
-    write_run_report(folder, folder / "report.html")
+        pages["view"] = str(folder / "view.html")
+        write_view(folder / "view.html", trained, example_images(dataset))
+    write_run_report(folder, folder / "report.html", lambda: (trained, dataset), note)
     return pages
 
 

@@ -19,19 +19,19 @@ def run(words: list[str]) -> int:
     parser = Options(prog="quatsphere diagnose", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     add_checkpoint(parser)
-    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="images to look at [val]")
-    parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="images that are traced [256]")
+    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="split to measure [val]")
+    parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="number of images to trace [256]")
     parser.add_argument(
-        "--accuracy-images", type=at_least(1), metavar="N", help="images of the split that are classified [all]"
+        "--accuracy-images", type=at_least(1), metavar="N", help="number of images of the split to classify [all]"
     )
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
     parser.add_argument("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
     parser.add_argument(
-        "--fingerprint", action="store_true", help="only what the paper prints of its own model, ours beside it"
+        "--fingerprint", action="store_true", help="only the values that the paper reports, beside ours"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.diagnostics.tables import show
+    from quatsphere.diagnostics.tables import print_diagnosis
     from quatsphere.storage.atomic import finite, write_json
     from quatsphere.train.load import open_run
 
@@ -44,39 +44,39 @@ def run(words: list[str]) -> int:
     if asked.json:
         print(json.dumps(finite(found)))
         return 0
-    show(found, Console())
+    print_diagnosis(found, Console())
     if not asked.no_save:
         print(f"numbers: {trained.run.path / FILE}")
     return 0
 
 
 def show_fingerprint(trained: Any, asked: Any) -> int:
-    """The paper's diagnostics beside ours, with a verdict for each."""
-    from quatsphere.diagnostics.fingerprint import SECTIONS, fingerprint
+    """Print the paper's diagnostics beside ours, with a verdict for each."""
+    from quatsphere.diagnostics.fingerprint import REQUIRED_SECTIONS, fingerprint
     from quatsphere.diagnostics.tables import fingerprint_table
     from quatsphere.diagnostics.traced_model import has_field
     from quatsphere.errors import ConfigError
 
     if not has_field(trained.model):
-        raise ConfigError(f"run '{trained.run.name}' is of a model without quaternions; name a run of QSV")
-    found = fingerprint(measure(trained, asked, SECTIONS))
+        raise ConfigError(f"run '{trained.run.name}' has a model without quaternions; name a run of QSV")
+    found = fingerprint(measure(trained, asked, REQUIRED_SECTIONS))
     if asked.json:
         print(json.dumps(found))
         return 0
-    title = f"{trained.run.name}, step {trained.step}: beside the paper's converged run at full size"
+    title = f"{trained.run.name}, step {trained.step}: compared with the paper's converged run at full size"
     Console().print(fingerprint_table(found, title))
     return 0
 
 
 def measure(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
-    """The sections named, or every section, of the data the run was trained on."""
+    """Diagnose a run on the data it was trained on; `only` names the sections, by default all."""
     from quatsphere.cli.console import Ticker
     from quatsphere.diagnostics import diagnose
     from quatsphere.diagnostics.sections import SECTIONS
     from quatsphere.train.load import data_of
 
     dataset = data_of(trained, asked.root)
-    with Ticker("looking inside") as ticker:
+    with Ticker("diagnosing") as ticker:
         return diagnose(
             trained.model,
             dataset,

@@ -1,4 +1,4 @@
-"""quatsphere figures [RUN...]: the paper's figures and more, as vector graphics, from runs, results and benchmarks."""
+"""quatsphere figures [RUN...]: draw the paper's figures and others from runs, results and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quatsphere.cli.options import Options
 from quatsphere.errors import ConfigError
 
 EPILOG = """\
-Without RUN or --results only the paper's schematic figures are drawn, with the paper's costs as labels. What a RUN
-looks like inside is read from its diagnostics.json, which 'quatsphere diagnose RUN' writes."""
+Without RUN or --results only the paper's schematic figures are drawn, with the paper's costs as labels. Figures of the
+inside of a RUN need its diagnostics.json, which 'quatsphere diagnose RUN' writes."""
 
 
 def run(words: list[str]) -> int:
-    """Draw everything the named files allow."""
+    """Draw every figure that the named files allow."""
     parser = Options(prog="quatsphere figures", description=__doc__, epilog=EPILOG)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs")
     parser.add_argument("--results", metavar="DIR", help="folder of a study: ablations, costs, the probe of beta")
@@ -38,27 +38,28 @@ def run(words: list[str]) -> int:
 
 
 def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
-    """Names and figures, drawn one by one; what cannot be read is refused before anything is written."""
-    try:
-        from quatsphere.report import figure_data as data
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib; pip install 'quatsphere[report]'") from error
+    """Return names and figures, drawn one by one; all files are read before the first figure is written."""
+    from quatsphere.report import require_report
+
+    require_report()
     from quatsphere.cli.console import note
+    from quatsphere.report import figure_data as data
+    from quatsphere.report import study_figures as study
     from quatsphere.report.run_files import read_run_files
 
     runs = [read_run_files(path) for path in asked.runs]
-    records = data.read_results(asked.results) if asked.results else []
+    records = study.read_results(asked.results) if asked.results else []
     benched = list(data.bench_figures(asked.bench)) if asked.bench else []
     return chain(
-        data.schematics(*data.costs_of(records)),
+        data.schematics(*study.costs_of(records)),
         data.run_figures(runs, note),
-        data.result_figures(records),
+        study.result_figures(records),
         benched,
     )
 
 
 def free_path(name: str, asked: Any, taken: list[Path]) -> Path:
-    """Where a figure goes: a run's name may hold anything, a file's may not, and two runs may share one."""
+    """Return an unused path for a figure; characters that are unsafe in file names are replaced."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:120]
     candidates = (
         Path(asked.out) / f"{clean}{number}.{asked.format}" for number in ("", *map("-{}".format, range(2, 999)))
@@ -67,7 +68,7 @@ def free_path(name: str, asked: Any, taken: list[Path]) -> Path:
 
 
 def write(figure: Any, path: Path) -> Path:
-    """Save one figure."""
+    """Save a figure and return its path."""
     from quatsphere.report.figures import save
 
     try:

@@ -33,7 +33,7 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
     """Machine, kernel, parameters and memory as plain values."""
     import torch
 
-    from quatsphere.kernels.attention import explain_backend
+    from quatsphere.kernels import explain_backend
     from quatsphere.models import build_model
     from quatsphere.train.distributed import Team
     from quatsphere.train.provenance import commit, processor, versions

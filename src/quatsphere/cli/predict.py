@@ -41,17 +41,18 @@ def run(words: list[str]) -> int:
 def images_in(word: str, bad: list[DataError]) -> list[str]:
     """The file itself, or every image below a folder by its name; a folder without any is added to `bad`."""
     from quatsphere.cli.console import note
-    from quatsphere.data.archives import shown
-    from quatsphere.data.image_folder import FolderTree, is_image, is_junk
+    from quatsphere.data.archives import FolderTree
+    from quatsphere.data.image_folder import is_hidden, is_image
+    from quatsphere.errors import printable
 
     if not Path(word).is_dir():
         return [word]
-    files = sorted(name for name in FolderTree(Path(word)).names if not name.endswith("/") and not is_junk(name))
+    files = sorted(name for name in FolderTree(Path(word)).names if not name.endswith("/") and not is_hidden(name))
     images = [str(Path(word) / name) for name in files if is_image(name)]
     if not images:
-        bad.append(DataError(f"no PNG, JPEG or WebP images in {shown(word)}; name image files or a folder of them"))
+        bad.append(DataError(f"no PNG, JPEG or WebP images in {printable(word)}; name image files or a folder of them"))
     elif len(files) > len(images):
-        note(f"{len(files) - len(images)} of {len(files)} files in {shown(word)} ignored: no PNG, JPEG or WebP")
+        note(f"{len(files) - len(images)} of {len(files)} files in {printable(word)} ignored: no PNG, JPEG or WebP")
     return images
 
 
@@ -97,8 +98,8 @@ def read_image(path: Path, config: RunConfig) -> Any:
     """An image file as the run's model wants it, (C, size, size) uint8, fitted as its training images were."""
     import torch
 
-    from quatsphere.data.archives import shown
-    from quatsphere.data.images import TooLarge, decode
+    from quatsphere.data.decode import TooLarge, decode
+    from quatsphere.errors import printable
     from quatsphere.storage.atomic import read_regular
 
     try:
@@ -106,7 +107,7 @@ def read_image(path: Path, config: RunConfig) -> Any:
     except (OSError, ValueError) as error:  # BadImage is a ValueError, and so is a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         cure = "resize it" if isinstance(error, TooLarge) else "give a PNG, JPEG or WebP file"
-        raise DataError(f"cannot read {shown(str(path))} ({reason}); {cure}") from error
+        raise DataError(f"cannot read {printable(str(path))} ({reason}); {cure}") from error
     if config.model.in_channels == 1:
         weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
         return (pixels.float() * weights).sum(0, keepdim=True).round().to(torch.uint8)

@@ -1,9 +1,10 @@
-"""quatsphere report RUN_OR_RESULTS: one HTML page about a run, or about all runs of a study, with everything inside."""
+"""quatsphere report RUN_OR_RESULTS: write one self-contained HTML page about a run, or about all runs of a study."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from quatsphere.cli.options import Options, add_checkpoint
 
@@ -18,9 +19,10 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the path as JSON")
     asked = parser.parse_args(words)
     from quatsphere.errors import ConfigError
-    from quatsphere.report.run_pictures import need_report, page_path
+    from quatsphere.report import require_report
+    from quatsphere.report.page import page_path
 
-    need_report()
+    require_report()
     folder = Path(asked.folder)
     is_run = (folder / "config.yaml").is_file()
     if not is_run and not (folder / "cells").is_dir():
@@ -31,12 +33,21 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"--checkpoint is for runs, and {folder} holds the results of a study; leave it out")
     page = page_path(asked.output, folder / "report.html")
     if is_run:
+        from quatsphere.cli.console import note
         from quatsphere.report.run_report import write_run_report
 
-        write_run_report(folder, page, asked.root, asked.checkpoint)
+        write_run_report(folder, page, lambda: load(str(folder), asked.checkpoint, asked.root), note)
     else:
         from quatsphere.report.study_report import write_study_report
 
         write_study_report(folder, page)
     print(json.dumps({"report": str(page)}) if asked.json else f"report: {page}")
     return 0
+
+
+def load(folder: str, checkpoint: str, root: str | None) -> tuple[Any, Any]:
+    """Return a trained model and its data."""
+    from quatsphere.train.load import data_of, open_run
+
+    trained = open_run(folder, checkpoint)
+    return trained, data_of(trained, root)

@@ -1,7 +1,7 @@
-"""quatsphere view RUN: a page on which one turns the shells of a trained model and looks at every vertex.
+"""quatsphere view RUN: write a page with a 3-D view of the shells of a trained model and of every vertex.
 
-The command computes a trace of one or two images and writes it beside the page, which carries a copy and opens from
-disk without a server.
+The command computes a trace of one or two images and writes it beside the page. The page contains a copy of the trace
+and opens from disk without a server.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any
 
 from quatsphere.cli.options import Options, add_checkpoint
 
-SIDE_BY_SIDE = 2
-
 
 def run(words: list[str]) -> int:
-    """Compute the trace, draw the page."""
+    """Compute the trace and write the page."""
     parser = Options(prog="quatsphere view", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     add_checkpoint(parser)
@@ -28,46 +26,26 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import note
-    from quatsphere.report.run_pictures import need_report, page_path
-    from quatsphere.train.load import open_run
+    from quatsphere.report import require_report
+    from quatsphere.report.page import page_path
+    from quatsphere.report.view import MAX_IMAGES, example_images, write_view
+    from quatsphere.train.load import data_of, open_run
 
-    need_report()
+    require_report()
     trained = open_run(asked.run, asked.checkpoint)
     page = page_path(asked.output, trained.run.path / "view.html")
-    if len(asked.image) > SIDE_BY_SIDE:
-        note(f"{SIDE_BY_SIDE} images stand side by side; the other {len(asked.image) - SIDE_BY_SIDE} left out")
-    shown = read_files(trained, asked.image[:SIDE_BY_SIDE]) if asked.image else two_test_images(trained, asked.root)
-    paths = write_view_of(trained, shown, page)
+    if len(asked.image) > MAX_IMAGES:
+        note(f"{MAX_IMAGES} images stand side by side; the other {len(asked.image) - MAX_IMAGES} left out")
+    files = asked.image[:MAX_IMAGES]
+    images = read_files(trained, files) if files else example_images(data_of(trained, asked.root))
+    paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
     print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     return 0
 
 
-def write_view_of(trained: Any, shown: list[Any], page: Path) -> dict[str, str]:
-    """The trace file and the page beside it."""
-    from quatsphere.report.view import write_trace, write_view
-    from quatsphere.report.view_trace import compute_trace
-
-    trace = page.with_suffix(".safetensors")
-    computed = compute_trace(trained, shown)
-    write_trace(trace, computed)
-    write_view(page, trace)
-    return {"view": str(page), "trace": str(trace)}
-
-
 def read_files(trained: Any, names: list[str]) -> list[Any]:
-    """Image files as the model sees them; what they show is not known."""
+    """Read image files as the model reads them, without a class."""
     from quatsphere.cli.predict import read_image
-    from quatsphere.report.view_trace import Shown
+    from quatsphere.report.view import ViewImage
 
-    return [Shown(Path(name).name, read_image(Path(name), trained.config), None) for name in names]
-
-
-def two_test_images(trained: Any, root: str | None) -> list[Any]:
-    """The first test images of two different classes."""
-    from quatsphere.report.view_trace import Shown
-    from quatsphere.train.load import data_of
-
-    test = data_of(trained, root).test
-    others = (test.labels != test.labels[0]).nonzero().flatten()
-    chosen = [0, *others[: SIDE_BY_SIDE - 1].tolist()]
-    return [Shown(f"test image {index}", test.images[index], int(test.labels[index])) for index in chosen]
+    return [ViewImage(Path(name).name, read_image(Path(name), trained.config), None) for name in names]

@@ -1,4 +1,4 @@
-"""What a setting must satisfy, and how a broken rule is said: one ConfigError with the rule and the value."""
+"""Checks of settings: a broken rule raises one ConfigError with the rule and the value."""
 
 from __future__ import annotations
 
@@ -16,26 +16,42 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_fraction(value: float, name: str, *, closed: bool) -> None:
-    """A share in [0, 1], or in [0, 1) unless closed."""
+    """Require a fraction in [0, 1], or in [0, 1) unless closed."""
     upper = "1]" if closed else "1)"
     ok = 0 <= value <= 1 if closed else 0 <= value < 1
     require(ok, f"{name} must lie in [0, {upper}: got {value}")
 
 
 def require_finite(value: float, name: str, minimum: float = 0.0) -> None:
-    """A number that is one, and not below the minimum."""
+    """Require a finite number that is not below the minimum."""
     require(
         math.isfinite(value) and value >= minimum,
         f"{name} must be a finite number >= {minimum:g}: got {value}",
     )
 
 
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a field's type; whole numbers count as floats, booleans never as numbers."""
+_ADDED: dict[Any, list[str]] = {}
+"""Literal of a field -> choices registered by users."""
+
+
+def add_choice(config: type, field: str, choice: str) -> None:
+    """Make `choice` a valid value of a dataclass field whose type is a Literal."""
+    kind = get_type_hints(config)[field]
+    if choice not in alternatives(kind):
+        _ADDED.setdefault(kind, []).append(choice)
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """Types of a union, choices of a Literal with those added by users, or the type itself."""
+    return (*get_args(kind), *_ADDED.get(kind, ())) if get_origin(kind) in (UnionType, Literal) else (kind,)
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Check a value against a field's type; whole numbers count as floats, booleans never as numbers."""
     if get_origin(kind) is Literal:
-        return value in get_args(kind)
+        return value in alternatives(kind)
     if get_origin(kind) is UnionType:
-        return any(_fits(value, part) for part in get_args(kind))
+        return any(fits(value, part) for part in get_args(kind))
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
     return isinstance(value, kind)
@@ -46,13 +62,16 @@ SPELLED = {NoneType: "none", int: "a whole number", float: "a finite number", bo
 
 def spell_type(kind: Any) -> str:
     """A field's type or choices in words."""
-    parts = get_args(kind) if get_origin(kind) in (UnionType, Literal) else (kind,)
-    return " or ".join(SPELLED.get(part, str(part)) for part in parts)
+    return " or ".join(SPELLED.get(part, str(part)) for part in alternatives(kind))
+
+
+UNREGISTERED = "; a rule of your own must be registered first: import its module, or use --plugin FILE.py"
 
 
 def check_types(config: object) -> None:
-    """Every field holds a value of its type or one of its choices; else ConfigError with the choices."""
+    """Raise ConfigError unless every field holds a value of its type or one of its choices."""
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        require(_fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}")
+        hint = UNREGISTERED if name in getattr(type(config), "EXTENSIBLE", ()) else ""
+        require(fits(value, kind), f"{name} must be {spell_type(kind)}: got {value!r}{hint}")
         require(not isinstance(value, int) or abs(value) < 2**63, f"{name} must fit in 64 bits: got {value}")

@@ -78,6 +78,8 @@ class LatticeConfig:
 class QSVConfig(LatticeConfig):
     """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
 
+    EXTENSIBLE = ("routing", "transport")
+    # fields whose choices `register_routing` and `register_transport` extend
     name: Literal["qsv"] = "qsv"
     """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
     dim: int = 256
@@ -232,8 +234,8 @@ ModelConfig = QSVConfig | AttentionConfig | ResNet20Config | LinearConfig
 class DataConfig:
     """Which images, from where, split how and augmented how."""
 
-    name: Literal["digits", "cifar10", "cifar100", "folder", "idx"] = "digits"
-    """Embedded digits, CIFAR in any container, class folders of images, or IDX files like MNIST (paper: CIFAR)."""
+    name: str = "digits"
+    """digits, cifar10, cifar100, folder (class folders), idx (such as MNIST) or a registered name (paper: CIFAR)."""
     root: str | None = None
     """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
     val_fraction: float = 0.1

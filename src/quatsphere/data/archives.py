@@ -1,8 +1,12 @@
-"""Readers for archives that strangers made: nothing is ever extracted, members come back as bytes under a cap."""
+"""Safe access to files made by others: tar and zip archives and folders; nothing is ever extracted to disk.
+
+Members are returned as bytes below a size limit.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import lzma
 import os
 import re
@@ -11,29 +15,27 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 
-from quatsphere.errors import DataError
+from quatsphere.errors import DataError, printable
+from quatsphere.storage.atomic import read_regular
 
-BROKEN = (
+ARCHIVE_ERRORS = (
     *(OSError, EOFError, ValueError, RuntimeError, NotImplementedError, OverflowError),
     *(zlib.error, lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile),
 )
-"""What the standard library raises on archives that are cut, flipped, encrypted or nonsense."""
-
-
-def shown(name: str | os.PathLike[str]) -> str:
-    """A file name as one printable line: undecodable bytes, newlines and terminal escapes come out as `\\x1b`."""
-    text = os.fspath(name).encode("utf-8", "backslashreplace").decode()
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+"""Exceptions of the standard library for archives that are truncated, altered or encrypted."""
+MAX_FILE_BYTES = 128 << 20
+"""Maximum size of one image file."""
+MAX_FILES = 5_000_000
+"""Maximum number of files in a folder; a larger one is probably a whole disk."""
 
 
 def leads_outside(name: str) -> bool:
-    """Would this member name leave the folder it is read into, on any operating system?"""
+    """Return whether a member's name would leave the folder it is read into, on any operating system."""
     return (
         name.startswith(("/", "\\"))
         or ".." in re.split(r"[/\\]", name)
@@ -43,17 +45,19 @@ def leads_outside(name: str) -> bool:
 
 
 def open_stream(path: Path) -> gzip.GzipFile | BufferedReader:
-    """A plain or gzipped file as a stream of its content, told apart by the first two bytes and not by the name."""
+    """Open a plain or gzipped file, distinguished by its first two bytes, as a stream of its content."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         return gzip.open(path, "rb") if packed else path.open("rb")
     except OSError as error:
-        raise DataError(f"cannot read {shown(path)} ({error.strerror}); check the path and its permissions") from error
+        raise DataError(
+            f"cannot read {printable(path)} ({error.strerror}); check the path and its permissions"
+        ) from error
 
 
-class _Capped:
-    """A stream that refuses to give more than `limit` bytes, so that a bomb stops early."""
+class _LimitedStream:
+    """Stream that raises DataError after `limit` bytes, which stops a decompression bomb early."""
 
     def __init__(self, stream: gzip.GzipFile | BufferedReader, limit: int, path: Path) -> None:
         self.stream, self.limit, self.path = stream, limit, path
@@ -62,34 +66,34 @@ class _Capped:
         data = self.stream.read(count)
         self.limit -= len(data)
         if self.limit < 0:
-            raise DataError(f"refused: {shown(self.path)} unpacks to more than it may; fetch the official archive")
+            raise DataError(f"refused: {printable(self.path)} unpacks to more than it may; fetch the official archive")
         return data
 
 
 def read_tar(path: Path, wanted: Collection[str], limit: int) -> dict[str, bytes]:
-    """The wanted members of a tar or tar.gz, by exact name; at most `limit` bytes are unpacked in all.
+    """Read the wanted members of a tar or tar.gz by exact name; at most `limit` bytes are unpacked in total.
 
-    Any link, device or name that leads outside condemns the whole archive: no official archive has one.
+    An archive with a link, a device or a name that leads outside is refused as a whole.
     """
     found: dict[str, bytes] = {}
     with open_stream(path) as stream:
-        capped = _Capped(stream, limit, path)
+        limited = _LimitedStream(stream, limit, path)
         try:
-            with tarfile.open(fileobj=capped, mode="r|", bufsize=1 << 20) as tar:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=limited, mode="r|", bufsize=1 << 20) as tar:  # type: ignore[call-overload]
                 for member in tar:
-                    name = _checked(member, path)
+                    name = _checked_name(member, path)
                     file = tar.extractfile(member) if name in wanted and name not in found else None
                     if file is not None:
                         found[name] = file.read()
-        except BROKEN as error:
+        except ARCHIVE_ERRORS as error:
             raise DataError(
-                f"{shown(path)} is damaged ({_brief(error)}), incomplete or altered; delete it and fetch again"
+                f"{printable(path)} is damaged ({_first_line(error)}), incomplete or altered; delete it and fetch again"
             ) from error
     return found
 
 
-def _checked(member: tarfile.TarInfo, path: Path) -> str:
-    where = f"{shown(member.name)!r} in {shown(path)}"
+def _checked_name(member: tarfile.TarInfo, path: Path) -> str:
+    where = f"{printable(member.name)!r} in {printable(path)}"
     if leads_outside(member.name):
         raise DataError(f"refused: archive member leads outside ({where}); fetch the official archive")
     if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
@@ -98,21 +102,23 @@ def _checked(member: tarfile.TarInfo, path: Path) -> str:
 
 
 class SafeZip:
-    """A zip whose every member is a plain file with a harmless name; reading is thread-safe."""
+    """Zip file whose members are all plain files with harmless names; reading is thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except BROKEN as error:
-            raise DataError(f"{shown(path)} is not a readable zip ({_brief(error)}); fetch or make it again") from error
+        except ARCHIVE_ERRORS as error:
+            raise DataError(
+                f"{printable(path)} is not a readable zip ({_first_line(error)}); fetch or make it again"
+            ) from error
         self._members: dict[str, zipfile.ZipInfo] = {}
         for info in self._zip.infolist():
-            self._admit(info)
+            self._add(info)
         if sum(info.compress_size for info in self._members.values()) > path.stat().st_size:
-            raise DataError(f"refused: members of {shown(path)} overlap, as in a zip bomb; make the zip again")
+            raise DataError(f"refused: members of {printable(path)} overlap, as in a zip bomb; make the zip again")
 
-    def _admit(self, info: zipfile.ZipInfo) -> None:
+    def _add(self, info: zipfile.ZipInfo) -> None:
         faults = {
             "leads outside": leads_outside(info.filename),
             "is a link or device": stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR),
@@ -120,30 +126,141 @@ class SafeZip:
         }
         for fault, present in faults.items():
             if present:
-                where = f"{shown(info.filename)!r} in {shown(self.path)}"
+                where = f"{printable(info.filename)!r} in {printable(self.path)}"
                 raise DataError(f"refused: archive member {fault} ({where}); make the zip again")
         self._members[info.filename] = info
 
     @property
     def names(self) -> list[str]:
-        """Every member; folders end with a slash."""
+        """Names of all members; folders end with a slash."""
         return list(self._members)
 
     def read(self, name: str, limit: int) -> bytes:
-        """One member's bytes; the zip's own checksum is verified."""
+        """Return a member's bytes; the zip's own checksum is verified."""
         info = self._members[name]
         if info.file_size > limit:
-            raise DataError(f"{shown(name)} has {info.file_size} bytes, the cap is {limit}")
+            raise DataError(f"{printable(name)} has {info.file_size} bytes, the cap is {limit}")
         try:
             with self._zip.open(info) as file:
                 return file.read(limit + 1)
-        except BROKEN as error:
-            raise DataError(f"{shown(name)} is damaged in its zip ({_brief(error)})") from error
+        except ARCHIVE_ERRORS as error:
+            raise DataError(f"{printable(name)} is damaged in its zip ({_first_line(error)})") from error
 
     def close(self) -> None:
         self._zip.close()
 
 
-def _brief(error: BaseException) -> str:
-    """The first line of an error, or its type where it says nothing."""
-    return shown(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
+def _first_line(error: BaseException) -> str:
+    return printable(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
+
+
+class ZipTree:
+    """Files of a zip, which is opened when its names or contents are first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        status = path.stat()
+        self.identity: list[object] = [status.st_size, status.st_mtime_ns]
+
+    @cached_property
+    def _zip(self) -> SafeZip:
+        return SafeZip(self.path)
+
+    @property
+    def names(self) -> list[str]:
+        return self._zip.names
+
+    def read(self, name: str) -> bytes:
+        return self._zip.read(name, MAX_FILE_BYTES)
+
+
+class FolderTree:
+    """Files below a folder; links are followed, and a loop of links is an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        hasher = hashlib.sha256()
+        self.names: list[str] = []
+        for name, status in _walk(path):
+            self.names.append(name)
+            if len(self.names) > MAX_FILES:
+                raise DataError(
+                    f"{printable(path)} holds more than {MAX_FILES} files; pass --data.root of an image folder"
+                )
+            if status is not None:
+                hasher.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        self.identity: list[object] = [hasher.hexdigest()]
+
+    def read(self, name: str) -> bytes:
+        return read_file(self.path / name, MAX_FILE_BYTES)
+
+
+FileTree = FolderTree | ZipTree
+"""`path`, `names` (relative, with slashes; folders end with one), `identity` (changes with the files), `read(name)`."""
+
+
+def open_tree(path: Path) -> FileTree:
+    """Return the files below a folder or inside a zip; any other file is refused."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.is_file() and not is_zip(path):
+        raise DataError(
+            f"{printable(path)} is neither a folder nor a zip; pass --data.root of a folder with one subfolder per "
+            "class, or of a zip of one"
+        )
+    return ZipTree(path)
+
+
+def is_zip(path: Path) -> bool:
+    """Return whether a file begins like a zip; it may still be damaged."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Return a regular file's bytes, or raise DataError with the reason."""
+    try:
+        return read_regular(path, limit)
+    except OSError as error:
+        raise DataError(f"cannot read {printable(path)} ({error.strerror})") from error
+
+
+def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield names below the root in sorted order with their status (None for folders and broken links)."""
+    stack: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while stack:
+        prefix, ancestors = stack.pop()
+        folder_id, entries = _scan(root / prefix)
+        if folder_id in ancestors:
+            raise DataError(f"symlink loop at {printable(root / prefix)}; remove the link")
+        for entry in entries:
+            name = prefix + entry.name
+            if _is_folder(entry):
+                stack.append((name + "/", ancestors | {folder_id}))
+                yield name + "/", None
+            else:
+                yield name, _status(entry)
+
+
+def _scan(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
+    """Device and inode of a folder, and its sorted entries."""
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            return (status.st_dev, status.st_ino), sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"cannot read folder {printable(folder)} ({error.strerror}); check its permissions") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that points at itself
+        return False
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat()
+    except OSError:
+        return None

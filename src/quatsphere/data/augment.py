@@ -1,7 +1,7 @@
-"""Augmentation as a pure function: what an image becomes depends on (seed, epoch, sample) and on nothing else.
+"""Augmentation as a pure function of (image, seed, epoch, sample).
 
-Random numbers come from `quatsphere.randomness`, one key per sample, so batch size, order, device and resume cannot
-change a pixel. Each choice has its own place in the key's stream: switching one off leaves the others as they are.
+Random numbers come from `quatsphere.randomness`, one key per sample, so batch size, order, device and resuming do not
+change a pixel. Each choice has a fixed position in the key's stream: switching one off does not change the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STRENGTHS = 31
 
 
 class Operation(NamedTuple):
-    """An operation of the space: what it does, its magnitude at each strength, whether its sign is drawn too."""
+    """An operation of TrivialAugmentWide: function, magnitude at each strength, whether its sign is random."""
 
     name: str
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -36,10 +36,10 @@ def _float32(value: float) -> float:
 
 
 def _linspace(start: float, end: float) -> tuple[float, ...]:
-    """torch.linspace(start, end, 31) in float32 with fused multiply-add, which torchvision's tables come from.
+    """torch.linspace(start, end, 31) in float32 with fused multiply-add, the source of torchvision's tables.
 
-    Written out because torch's own last bit depends on the machine: where it does not fuse, TranslateX at strength
-    15 is 16.0 and not 15.999999, and int() then moves by 16 pixels and not by 15.
+    Written out because the last bit of torch's own depends on the machine: without fusing, TranslateX at strength 15
+    is 16.0 instead of 15.999999, and int() gives 16 pixels instead of 15.
     """
     last = STRENGTHS - 1
     end = _float32(end)
@@ -83,7 +83,7 @@ def apply_trivial_augment(
 ) -> UInt8[Tensor, "b c h w"]:
     """Apply OPERATIONS[operation] to each image at strength 0..30 with sign -1 or 1 (ignored by unsigned operations).
 
-    Images of one operation are computed together, each exactly once; the three choices are best on the CPU.
+    Images with the same operation are computed together; the three choices are best on the CPU.
     """
     if images.shape[1] not in (1, 3):
         raise ConfigError(f"trivial_augment needs images of 1 or 3 channels: got {images.shape[1]}; switch it off")
@@ -93,8 +93,8 @@ def apply_trivial_augment(
     augmented = torch.empty_like(images)
     for op, members in zip(OPERATIONS, operation.argsort().split(counts), strict=True):
         if len(members) > 0:
-            places = members.to(images.device)
-            augmented[places] = op.apply(images[places], magnitude[members])
+            indices = members.to(images.device)
+            augmented[indices] = op.apply(images[indices], magnitude[members])
     return augmented
 
 
@@ -108,7 +108,7 @@ def augment(
     flip: bool,
     trivial_augment: bool,
 ) -> UInt8[Tensor, "b c h w"]:
-    """Random crop of the zero-padded image, random horizontal flip, TrivialAugmentWide, in this order.
+    """Apply a random crop of the zero-padded image, a random horizontal flip and TrivialAugmentWide, in this order.
 
     `samples` are the images' indices in the training set.
     """
@@ -126,7 +126,7 @@ def augment(
 def crop_and_flip(
     images: UInt8[Tensor, "b c h w"], top: Int[Tensor, "b"], left: Int[Tensor, "b"], mirrored: Int[Tensor, "b"]
 ) -> UInt8[Tensor, "b c h w"]:
-    """The window whose first pixel is (top, left), black outside the image, then mirrored left-right where 1."""
+    """Cut out the window whose first pixel is (top, left), black outside the image; mirror it where `mirrored` is 1."""
     height, width = images.shape[-2:]
     x = torch.arange(width).expand(len(images), -1)
     columns = left.unsqueeze(-1) + torch.where(mirrored.unsqueeze(-1) == 1, width - 1 - x, x)
@@ -137,7 +137,7 @@ def crop_and_flip(
 def normalize(
     images: UInt8[Tensor, "b c h w"], mean: Float[Tensor, "c"], std: Float[Tensor, "c"]
 ) -> Float32[Tensor, "b c h w"]:
-    """(level / 255 - mean) / std per channel, so mean and std are those of levels scaled to [0, 1]."""
+    """(level / 255 - mean) / std per channel; mean and std are of levels scaled to [0, 1]."""
     mean, std = (v.to(images.device, torch.float32).view(-1, 1, 1) for v in (mean, std))
     return (images.float() / 255 - mean) / std
 
@@ -154,20 +154,20 @@ def mix(
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b k"]]:
     """Mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019) with the given alphas; 0 switches one off.
 
-    Inside a sample's box the image becomes share * own + (1 - share) * partner's; mixup's box is the whole image with
-    share ~ Beta(alpha, alpha), cutmix's share is 0; targets mix by area. With both on, each sample draws one of them.
-    A sample's partner is the batch's next one in the order of their keys, so the order of the batch does not matter.
+    Inside a sample's box the image becomes weight * own + (1 - weight) * partner's. The box of mixup is the whole
+    image, with weight ~ Beta(alpha, alpha); the weight of cutmix is 0. Targets mix by area. With both on, each sample
+    draws one of them. A sample's partner is the next one of the batch by key, so the order of the batch has no effect.
     """
     if mixup == 0 and cutmix == 0:
         return images, targets
     height, width = images.shape[-2:]
     keys = fold(name_seed(seed, "mix"), epoch, samples.cpu())
-    plans = [_plan(draws, mixup, cutmix, height, width) for draws in uniform(keys, 5).tolist()]
-    plan = torch.tensor(plans, dtype=torch.float32, device=images.device).view(-1, 6, 1, 1, 1)
-    top, bottom, left, right, share, own = plan.unbind(1)
+    boxes = [_draw_box(draws, mixup, cutmix, height, width) for draws in uniform(keys, 5).tolist()]
+    box = torch.tensor(boxes, dtype=torch.float32, device=images.device).view(-1, 6, 1, 1, 1)
+    top, bottom, left, right, box_weight, own = box.unbind(1)
     x, y = torch.arange(width, device=images.device), torch.arange(height, device=images.device).unsqueeze(-1)
     inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
-    weight = torch.where(inside, share, 1.0).to(images.dtype)
+    weight = torch.where(inside, box_weight, 1.0).to(images.dtype)
     own = own.view(-1, 1).to(targets)
     partner = _next_by_key(keys).to(images.device)
     return (
@@ -176,14 +176,14 @@ def mix(
     )
 
 
-def _plan(
+def _draw_box(
     draws: list[float], mixup: float, cutmix: float, height: int, width: int
 ) -> tuple[int, int, int, int, float, float]:
-    """One sample's box (top, bottom, left, right), its own share inside the box and in the whole image."""
+    """Box of one sample (top, bottom, left, right), weight of its own image inside the box and in the whole image."""
     choice, first, second, vertical, horizontal = draws
     if choice < (0.5 if mixup and cutmix else float(mixup > 0)):
-        share = symmetric_beta(mixup, first, second)
-        return 0, height, 0, width, share, share
+        weight = symmetric_beta(mixup, first, second)
+        return 0, height, 0, width, weight, weight
     side = math.sqrt(1 - symmetric_beta(cutmix, first, second))
     top, bottom = _span(vertical, side, height)
     left, right = _span(horizontal, side, width)
@@ -191,13 +191,13 @@ def _plan(
 
 
 def _span(draw: float, side: float, length: int) -> tuple[int, int]:
-    """A stretch of side * length pixels about a uniform centre, cut off at the image's edge."""
+    """Interval of side * length pixels about a uniform centre, clipped to the image."""
     centre, half = int(draw * length), int(side * length) // 2
     return max(centre - half, 0), min(centre + half, length)
 
 
 def symmetric_beta(alpha: float, first: float, second: float) -> float:
-    """A Beta(alpha, alpha) variate from two uniforms in [0, 1), without rejection, for any alpha > 0.
+    """Transform two uniforms in [0, 1) to a Beta(alpha, alpha) variate, without rejection, for any alpha > 0.
 
     Devroye (1996), "Random variate generation in one line of code": t = sqrt(u^(-1/alpha) - 1) cos(2 pi v) is
     Student's t with 2 alpha degrees of freedom over sqrt(2 alpha) (Bailey 1994), and (1 + t / sqrt(1 + t^2)) / 2 is
@@ -209,7 +209,7 @@ def symmetric_beta(alpha: float, first: float, second: float) -> float:
 
 
 def _next_by_key(keys: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """For each key the place of the next larger one, cyclically: a random single cycle through the batch."""
+    """Index of the next larger key, cyclically, for each key: a random single cycle through the batch."""
     order = keys.argsort()
     return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 

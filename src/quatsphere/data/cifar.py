@@ -1,67 +1,151 @@
-"""CIFAR-10 and CIFAR-100 from whatever users have: official archives or folders, or class folders of images."""
+"""Read CIFAR-10 and CIFAR-100 from official archives or folders, or from class folders of images.
+
+Pickled batches are read without calling anything that a pickle names: a pickle is a program, and of its instructions
+the official batches need four targets, all to rebuild numpy arrays. A stand-in that only records its arguments takes
+the place of each, and any other name is refused before it is looked up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import pickle
+import pickletools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.data.archives import read_tar, shown
-from quatsphere.data.cache import places
-from quatsphere.data.cifar_files import BatchFile, Cifar, Container
-from quatsphere.data.dataset import Contents, Part, fingerprint, part_of
-from quatsphere.data.image_folder import Reading, is_zip, read_file, read_folder
-from quatsphere.data.pickles import read_batch
-from quatsphere.errors import DataError
+from quatsphere.data.archives import is_zip, read_file, read_tar
+from quatsphere.data.cache import search_paths
+from quatsphere.data.cifar_files import CIFARS, BatchFile, Cifar, Container
+from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions, dataset_fingerprint, raw_split
+from quatsphere.data.image_folder import read_class_folders
+from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import sha256_bytes
 
-PIXELS = 3 * 32 * 32
-Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+MAX_UNPACKED_BYTES = 400 << 20
+"""Maximum unpacked size of an archive; the official ones unpack to 176 to 179 MB."""
+MEANS_TOLERANCE = 0.02
+"""Grey levels within which channel means identify the JPEG copy; the true means differ by 0.04 in red."""
+MAX_NESTING = 1000
+"""Maximum number of calls and tuples in a pickled batch (a real one has five); more could overflow the stack."""
+MAX_MEMO_SLOT = 10_000_000
+"""Maximum memo slot in a pickled batch; the C unpickler allocates all slots below it."""
+
+BatchRows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Pixels (N, 3072) and labels (N,)."""
 
 
-def read_batches(cifar: Cifar, container: Container, blobs: Mapping[str, bytes], where: Path) -> Contents:
-    """Parse and check every file; the official hashes, or failing these the fingerprint of the whole, must be right.
+def read_cifar10(options: ReadOptions) -> RawDataset:
+    """Read CIFAR-10."""
+    return _read_cifar(CIFARS["cifar10"], options)
 
-    The second way lets copies in that were packed anew: their bytes differ, their images do not.
+
+def read_cifar100(options: ReadOptions) -> RawDataset:
+    """Read CIFAR-100 with its fine labels."""
+    return _read_cifar(CIFARS["cifar100"], options)
+
+
+def _read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
+    """Read the first copy found; its notes describe it."""
+    path = _find_copy(cifar, options.root)
+    container = _container_in(cifar, path)
+    if container is not None:
+        present = [file.name for file in container.files if (path / file.name).exists()]
+        blobs = {name: read_file(path / name, MAX_UNPACKED_BYTES) for name in present}
+        raw = _read_batches(cifar, container, blobs, path)
+    elif path.is_file() and not is_zip(path):
+        raw = _read_archive(cifar, path)
+    else:
+        raw = read_class_folders(path, SIDE, options, cifar.classes)
+    if raw.test is None:
+        raise DataError(
+            f"{printable(path)} has no test folder; {cifar.title} has one: pass --data.root of the whole set"
+        )
+    return replace(raw, notes=raw.notes + describe_copy(cifar, raw), official_fingerprint=cifar.fingerprint)
+
+
+def _find_copy(cifar: Cifar, root: Path | None) -> Path:
+    """Find an official folder, an official archive, `cifar10.zip` or `cifar10/`."""
+    folders = [container.folder for container in cifar.containers]
+    names = ["", *folders, *(archive.name for archive in cifar.archives), f"{cifar.name}.zip", cifar.name]
+    searched = search_paths(root)
+    for place in searched:
+        for path in [place] if place.is_file() else [place / name for name in names]:
+            has_class_folders = (path / "train").is_dir() and (path / "test").is_dir()
+            if path.is_file() or _container_in(cifar, path) or has_class_folders:
+                return path
+    first, last = cifar.containers[-1].files[0].name, cifar.containers[-1].files[-1].name
+    raise DataError(
+        f"no {cifar.title} files in {' or '.join(map(printable, searched))} (looked for {first} … {last}); "
+        f"run 'quatsphere data get {cifar.name}' or pass --data.root"
+    )
+
+
+def _container_in(cifar: Cifar, path: Path) -> Container | None:
+    """Official container of which a folder has any file, or None."""
+    return next((c for c in cifar.containers if any((path / file.name).is_file() for file in c.files)), None)
+
+
+def _read_archive(cifar: Cifar, path: Path) -> RawDataset:
+    wanted = {f"{c.folder}/{file.name}": (c, file.name) for c in cifar.containers for file in c.files}
+    members = read_tar(path, wanted, MAX_UNPACKED_BYTES)
+    container = next((c for c in cifar.containers if any(wanted[name][0] is c for name in members)), None)
+    if container is None:
+        folders = " or ".join(c.folder for c in cifar.containers)
+        raise DataError(
+            f"no {cifar.title} files in {printable(path)} (looked for {folders}); pass --data.root of another"
+        )
+    return _read_batches(cifar, container, {wanted[name][1]: data for name, data in members.items()}, path)
+
+
+def _read_batches(cifar: Cifar, container: Container, blobs: Mapping[str, bytes], path: Path) -> RawDataset:
+    """Parse and check every file; either the files have the official hashes or their content the official fingerprint.
+
+    The second case admits copies that were packed again: their bytes differ, their images do not.
     """
-    parts: dict[bool, list[Rows]] = {False: [], True: []}
+    splits: dict[bool, list[BatchRows]] = {False: [], True: []}
     altered = [file for file in container.files if sha256_bytes(blobs.get(file.name, b"")) != file.sha256]
     for file in container.files:
         if file.name not in blobs:
-            raise DataError(f"{file.name} is missing in {shown(where)}; the copy is incomplete: fetch it again")
-        parts[file.test].append(_parse(cifar, container, file, blobs[file.name], where))
-    contents = Contents(cifar.classes, _join(parts[False]), _join(parts[True]))
+            raise DataError(f"{file.name} is missing in {printable(path)}; the copy is incomplete: fetch it again")
+        splits[file.test].append(_parse(cifar, container, file, blobs[file.name], path))
+    raw = RawDataset(cifar.classes, _join(splits[False]), _join(splits[True]))
     if not altered:
-        return Contents(cifar.classes, contents.train, contents.test, (f"official {cifar.title} files (sha256)",))
-    if fingerprint(contents) != cifar.fingerprint:
-        raise _altered(altered[0], blobs[altered[0].name], where)
-    return contents
+        return replace(raw, notes=(f"official {cifar.title} files (sha256)",))
+    if dataset_fingerprint(raw) != cifar.fingerprint:
+        raise _altered(altered[0], blobs[altered[0].name], path)
+    return raw
 
 
-def _parse(cifar: Cifar, container: Container, file: BatchFile, data: bytes, where: Path) -> Rows:
-    """One file's rows; a binary file has one right size, a pickle packed anew may have another."""
+def _parse(cifar: Cifar, container: Container, file: BatchFile, data: bytes, path: Path) -> BatchRows:
+    """BatchRows of one file; a binary file has one valid size, a pickle that was packed again may have another."""
     try:
         if not container.pickled and len(data) != file.size:
             raise ValueError("wrong size")
         pixels, labels = (_parse_pickled if container.pickled else _parse_binary)(cifar, data)
     except ValueError as error:
         if len(data) == file.size:
-            raise DataError(f"{file.name} is damaged ({error}) in {shown(where)}; delete it and fetch again") from error
-        raise _altered(file, data, where) from error
-    _check_rows(cifar, file, pixels, labels, where)
+            raise DataError(
+                f"{file.name} is damaged ({error}) in {printable(path)}; delete it and fetch again"
+            ) from error
+        raise _altered(file, data, path) from error
+    _check_rows(cifar, file, pixels, labels, path)
     return pixels, labels
 
 
-def _parse_binary(cifar: Cifar, data: bytes) -> Rows:
+def _parse_binary(cifar: Cifar, data: bytes) -> BatchRows:
     """The last label byte is the fine label."""
     rows = np.frombuffer(data, np.uint8).reshape(-1, cifar.label_bytes + PIXELS)
     return rows[:, cifar.label_bytes :], rows[:, cifar.label_bytes - 1].astype(np.int64)
 
 
-def _parse_pickled(cifar: Cifar, data: bytes) -> Rows:
+def _parse_pickled(cifar: Cifar, data: bytes) -> BatchRows:
     batch = read_batch(data)
     pixels, labels = batch.get("data"), batch.get(cifar.label_key)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
@@ -71,129 +155,152 @@ def _parse_pickled(cifar: Cifar, data: bytes) -> Rows:
     return pixels, np.array([min(max(int(label), -1), 1 << 30) for label in labels], np.int64)
 
 
-def _check_rows(cifar: Cifar, file: BatchFile, pixels: NDArray, labels: NDArray, where: Path) -> None:
-    """Counts and labels, each with the first index that is wrong (FAULTS 5)."""
-    place = f"{file.name} in {shown(where)}"
+def _check_rows(cifar: Cifar, file: BatchFile, pixels: NDArray, labels: NDArray, path: Path) -> None:
+    """Check counts and labels; an error states the first wrong index."""
+    where = f"{file.name} in {printable(path)}"
     if len(pixels) != len(labels):
         first = min(len(pixels), len(labels))
         raise DataError(
-            f"{len(pixels)} rows but {len(labels)} labels, first mismatch at index {first} ({place}); fetch it again"
+            f"{len(pixels)} rows but {len(labels)} labels, first mismatch at index {first} ({where}); fetch it again"
         )
     if len(pixels) != file.rows:
         first = min(len(pixels), file.rows)
         raise DataError(
-            f"{len(pixels)} images, expected {file.rows}, first wrong index {first} ({place}); fetch it again"
+            f"{len(pixels)} images, expected {file.rows}, first wrong index {first} ({where}); fetch it again"
         )
     outside = np.flatnonzero((labels < 0) | (labels >= len(cifar.classes)))
     if len(outside):
         index = outside[0]
         raise DataError(
-            f"label {labels[index]} at index {index} is outside 0..{len(cifar.classes) - 1} ({place}); fetch it again"
+            f"label {labels[index]} at index {index} is outside 0..{len(cifar.classes) - 1} ({where}); fetch it again"
         )
 
 
-def _altered(file: BatchFile, data: bytes, where: Path) -> DataError:
-    """What to say of a file that is not the official one: short copies by their size, others by their hash."""
+def _altered(file: BatchFile, data: bytes, path: Path) -> DataError:
+    """Error for a file that is not the official one: a short copy by its size, others by their hash."""
     if file.size is not None and len(data) < file.size:
         text = f"{file.name} has {len(data)} bytes, expected {file.size}; the copy is incomplete"
     else:
         text = f"sha256 differs from the official {file.name}: the file is damaged or altered"
-    return DataError(f"{text} ({shown(where)}); delete it and fetch again")
+    return DataError(f"{text} ({printable(path)}); delete it and fetch again")
 
 
-def _join(rows: list[Rows]) -> Part:
+def _join(rows: list[BatchRows]) -> RawSplit:
     pixels = np.concatenate([pixels for pixels, _ in rows])
-    return part_of(pixels.reshape(-1, 3, 32, 32), np.concatenate([labels for _, labels in rows]))
+    return raw_split(pixels.reshape(-1, 3, SIDE, SIDE), np.concatenate([labels for _, labels in rows]))
 
 
-SIDE = 32
-MOST_UNPACKED = 400 << 20
-"""Cap on what an archive unpacks to; the official ones give 176 to 179 MB."""
-MEANS_TOLERANCE = 0.02
-"""Grey levels within which channel means identify the JPEG copy; the true means are 0.04 away in red."""
-
-
-def read_cifar(cifar: Cifar, root: Path | None, how: Reading) -> Contents:
-    """The data set from the first place that has it, with its notes on what was recognised."""
-    path = find(cifar, root)
-    container = _container_of(cifar, path)
-    if container is not None:
-        return read_batches(cifar, container, _folder_bytes(container, path), path)
-    if path.is_file() and not is_zip(path):
-        return _read_archive(cifar, path)
-    contents = read_folder(path, SIDE, how, cifar.classes)
-    if contents.test is None:
-        raise DataError(f"{shown(path)} has no test folder; {cifar.title} has one: pass --data.root of the whole set")
-    return contents
-
-
-def find(cifar: Cifar, root: Path | None) -> Path:
-    """The file or folder to read; looks for official folders, official archives, and `cifar10.zip` or `cifar10/`."""
-    folders = [container.folder for container in cifar.containers]
-    names = ["", *folders, *(archive.name for archive in cifar.archives), f"{cifar.name}.zip", cifar.name]
-    looked = places(root)
-    for place in looked:
-        for path in [place] if place.is_file() else [place / name for name in names]:
-            if path.is_file() or _container_of(cifar, path) or _has_class_folders(path):
-                return path
-    first, last = cifar.containers[-1].files[0].name, cifar.containers[-1].files[-1].name
-    raise DataError(
-        f"no {cifar.title} files in {' or '.join(map(shown, looked))} (looked for {first} … {last}); "
-        f"run 'quatsphere data get {cifar.name}' or pass --data.root"
-    )
-
-
-def _container_of(cifar: Cifar, path: Path) -> Container | None:
-    """Which official form a folder holds, if any of its files is there."""
-    return next((c for c in cifar.containers if any((path / file.name).is_file() for file in c.files)), None)
-
-
-def _has_class_folders(path: Path) -> bool:
-    return (path / "train").is_dir() and (path / "test").is_dir()
-
-
-def _folder_bytes(container: Container, path: Path) -> dict[str, bytes]:
-    present = [file.name for file in container.files if (path / file.name).exists()]
-    return {name: read_file(path / name, MOST_UNPACKED) for name in present}
-
-
-def _read_archive(cifar: Cifar, path: Path) -> Contents:
-    wanted = {f"{c.folder}/{file.name}": (c, file.name) for c in cifar.containers for file in c.files}
-    members = read_tar(path, wanted, MOST_UNPACKED)
-    container = next((c for c in cifar.containers if any(wanted[name][0] is c for name in members)), None)
-    if container is None:
-        folders = " or ".join(c.folder for c in cifar.containers)
-        raise DataError(f"no {cifar.title} files in {shown(path)} (looked for {folders}); pass --data.root of another")
-    blobs: Mapping[str, bytes] = {wanted[name][1]: data for name, data in members.items()}
-    return read_batches(cifar, container, blobs, path)
-
-
-def recognise(cifar: Cifar, contents: Contents) -> tuple[str, ...]:
-    """Say what this copy is: canonical, the lossy JPEG copy, a part, or none of these."""
-    if fingerprint(contents) == cifar.fingerprint:
+def describe_copy(cifar: Cifar, raw: RawDataset) -> tuple[str, ...]:
+    """Notes on a copy: canonical, the lossy JPEG copy, a part, or altered."""
+    if dataset_fingerprint(raw) == cifar.fingerprint:
         return (f"canonical {cifar.title}: every pixel equals the official files'",)
-    counts = (len(contents.train), len(contents.test or ()))
+    counts = (len(raw.train), len(raw.test or ()))
     notes: tuple[str, ...] = ()
     if counts != cifar.counts:
-        had, whole = (f"{train} training and {test} test images" for train, test in (counts, cifar.counts))
-        notes += (f"only a PART of {cifar.title}: {had}, whole: {whole}",)
-    if contents.lossy or _has_jpeg_means(cifar, contents):
-        return (
-            *notes,
-            f"LOSSY JPEG COPY of {cifar.title} recognised: expect 2 to 3 points less than on the official files",
-        )
+        found, whole = (f"{train} training and {test} test images" for train, test in (counts, cifar.counts))
+        notes += (f"only a PART of {cifar.title}: {found}, whole: {whole}",)
+    if raw.jpeg_count or _has_jpeg_means(cifar, raw):
+        lossy = f"LOSSY JPEG COPY of {cifar.title} recognised: expect 2 to 3 points less than on the official files"
+        return (*notes, lossy)
     if counts == cifar.counts and cifar.fingerprint is not None:
         notes += (f"NOT canonical {cifar.title}: counts are right but pixels differ from the official files'",)
     return notes
 
 
-def channel_means(contents: Contents) -> list[float]:
-    """Mean grey level 0..255 of each channel over the training part as the source has it."""
-    images = contents.train.images
-    return [float(value) for value in images.mean(axis=(0, 2, 3), dtype=np.float64)]
+def _has_jpeg_means(cifar: Cifar, raw: RawDataset) -> bool:
+    means = raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64)
+    return cifar.jpeg_means is not None and bool(np.allclose(means, cifar.jpeg_means, rtol=0, atol=MEANS_TOLERANCE))
 
 
-def _has_jpeg_means(cifar: Cifar, contents: Contents) -> bool:
-    return cifar.jpeg_means is not None and bool(
-        np.allclose(channel_means(contents), cifar.jpeg_means, rtol=0, atol=MEANS_TOLERANCE)
-    )
+class _ArrayStandIn:
+    """Stand-in for numpy.ndarray that records the pickled state."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+    def to_numpy(self) -> np.ndarray:
+        """Return the array of uint8 or int64 that the state describes: (version, shape, dtype, fortran, bytes)."""
+        _, shape, dtype, fortran, raw = self.state
+        if not (
+            isinstance(dtype, _DtypeStandIn) and dtype.code in ("u1", "i8") and isinstance(raw, (bytes, bytearray))
+        ):
+            raise ValueError("array is not of bytes")
+        flat = np.frombuffer(raw, np.uint8 if dtype.code == "u1" else "<i8")
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+
+class _DtypeStandIn:
+    """Stand-in for numpy.dtype that records the type code."""
+
+    def __init__(self, code: object = "", *_: object) -> None:
+        text = code.decode("latin1") if isinstance(code, bytes) else str(code)
+        self.code = text.lstrip("|<=")
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore byte order and alignment; `code` admits little-endian types only."""
+
+
+def _from_buffer(buffer: object, dtype: object, shape: object, order: object) -> _ArrayStandIn:
+    array = _ArrayStandIn()
+    array.state = (1, shape, dtype, order == "F", buffer)
+    return array
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise ValueError(f"encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): _ArrayStandIn,
+    ("numpy", "dtype"): _DtypeStandIn,
+    ("_codecs", "encode"): _encode,
+}
+for _core in ("numpy.core", "numpy._core"):
+    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = _ArrayStandIn
+    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _from_buffer
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) not in _ALLOWED:
+            requested = f"{module}.{name}".encode("unicode_escape").decode()
+            raise DataError(f"refused: file asks for {requested}; CIFAR needs only numpy arrays")
+        return _ALLOWED[module, name]
+
+
+def _refuse_bombs(data: bytes) -> None:
+    """Inspect a pickle before running it: a few bytes can demand gigabytes or a stack of a million frames."""
+    nesting = 0
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > MAX_MEMO_SLOT:
+            raise DataError("refused: file asks for an absurd amount of memory; CIFAR needs only numpy arrays")
+        nesting += opcode.name.startswith(("TUPLE", "REDUCE", "BUILD", "NEWOBJ", "INST", "OBJ", "LIST", "DICT"))
+        if nesting > MAX_NESTING:
+            raise DataError("refused: file nests too deeply; CIFAR needs only numpy arrays")
+
+
+def read_batch(data: bytes) -> dict[str, Any]:
+    """Return the dictionary of a pickled CIFAR batch: text keys, arrays as numpy, lists unchanged.
+
+    Raises DataError for a pickle that names anything but arrays, ValueError for a damaged one.
+    """
+    try:
+        _refuse_bombs(data)
+        batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
+        if not isinstance(batch, dict):
+            raise ValueError(f"holds a {type(batch).__name__}, not a dictionary")
+        return {
+            key.decode("latin1") if isinstance(key, bytes) else str(key): (
+                value.to_numpy() if isinstance(value, _ArrayStandIn) else value
+            )
+            for key, value in batch.items()
+        }
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle can raise any exception
+        raise ValueError(f"not a CIFAR batch: {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""The official CIFAR files: names, sizes, hashes. Facts, checked against independent public sources; see each table.
+"""Names, sizes and hashes of the official CIFAR files, checked against independent public sources (see each table).
 
 Krizhevsky, "Learning multiple layers of features from tiny images", 2009; https://www.cs.toronto.edu/~kriz/cifar.html
 """
@@ -25,7 +25,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class BatchFile:
-    """One file of a container; `size` is None where we could not confirm it."""
+    """One file of a container; `size` is None where it could not be confirmed."""
 
     name: str
     test: bool
@@ -36,7 +36,7 @@ class BatchFile:
 
 @dataclass(frozen=True)
 class Container:
-    """One of the two official forms: `cifar-10-batches-bin`, say, and whether its files are pickles."""
+    """One of the two official forms, such as `cifar-10-batches-bin`."""
 
     folder: str
     files: tuple[BatchFile, ...]
@@ -45,7 +45,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Cifar:
-    """A data set in all its official forms; `fingerprint` is None where we never had the whole set to compute it."""
+    """A data set in its official forms; `fingerprint` is None where the whole set was never available to compute it."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Cifar:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Training and test images."""
+        """Numbers of training and test images."""
         files = self.containers[0].files
         return sum(f.rows for f in files if not f.test), sum(f.rows for f in files if f.test)
 

@@ -1,24 +1,27 @@
-"""scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998): real data that needs no download."""
+"""Data sets in memory: their types, content digests, fingerprints, and splits by content."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quatsphere.errors import ConfigError, DataError
+from quatsphere.data.decode import FIT_MODES, shape_bytes
+from quatsphere.errors import ConfigError
 
-Progress = Callable[[int, int], None]
-"""Called with (done, total) while a slow step goes on; the caller draws the bar."""
+ProgressCallback = Callable[[int, int], None]
+"""Callback of slow steps, called with (done, total)."""
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and labels that are used together."""
+    """Images and labels of the training, validation or test split."""
 
     images: Tensor  # uint8 (N, C, H, W)
     labels: Tensor  # int64 (N,)
@@ -29,22 +32,42 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Everything training needs, in memory; a sample's id is its index in `train`."""
+    """A data set ready for training; a sample's id is its index in `train`."""
 
     name: str
     classes: tuple[str, ...]
     train: Split
     val: Split
     test: Split
-    mean: Tensor  # (C,) float32, in units of [0, 1], from the training part
+    mean: Tensor  # (C,) float32 of the training split, levels scaled to [0, 1]
     std: Tensor  # (C,) float32
     fingerprint: str
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Samples as read: the digest identifies the image as it was in the source, before any resizing."""
+class ReadOptions:
+    """Options passed to the reader of a data set."""
+
+    root: Path | None = None
+    image_size: int | None = None
+    fit: str = "crop"
+    skip_bad: int = 0
+    cache: Path | None = None
+    progress: ProgressCallback | None = None
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"image_size must be >= 1: got {self.image_size}")
+        if self.skip_bad < 0:
+            raise ConfigError(f"skip_bad must be >= 0: got {self.skip_bad}")
+        if self.fit not in FIT_MODES:
+            raise ConfigError(f"fit must be {' or '.join(FIT_MODES)}: got {self.fit!r:.40}")
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """Samples as read; a digest identifies the source image, before any resizing."""
 
     images: NDArray[np.uint8]  # (N, C, H, W)
     labels: NDArray[np.int64]  # (N,)
@@ -53,20 +76,26 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, which: NDArray[np.intp] | slice) -> Part:
-        """The chosen samples, in the order chosen."""
-        return Part(self.images[which], self.labels[which], self.digests[which])
+    def take(self, indices: Indices | slice) -> RawSplit:
+        """Return the samples at these indices, in this order."""
+        return RawSplit(self.images[indices], self.labels[indices], self.digests[indices])
 
 
 @dataclass(frozen=True)
-class Contents:
-    """A data set as its files hold it; `test` is None where the source has one pool only."""
+class RawDataset:
+    """A data set as its files hold it; `test` is None where the source is one pool."""
 
     classes: tuple[str, ...]
-    train: Part
-    test: Part | None
+    train: RawSplit
+    test: RawSplit | None
     notes: tuple[str, ...] = ()
-    lossy: int = 0  # how many images come from JPEG files
+    jpeg_count: int = 0
+    official_fingerprint: str | None = None
+
+
+def raw_split(images: NDArray[np.uint8], labels: NDArray[np.integer]) -> RawSplit:
+    """Return a split of images (N, C, H, W) that have not been resized, with their digests."""
+    return RawSplit(images, labels.astype(np.int64), digest_images(images))
 
 
 def digest_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -80,90 +109,66 @@ def digest_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return rows
 
 
-def shape_bytes(shape: tuple[int, ...]) -> bytes:
-    """How a digest writes (C, H, W); `images.py` writes the same."""
-    return (",".join(map(str, shape)) + ";").encode()
+def canonical_order(split: RawSplit) -> Indices:
+    """Indices that sort by label, then by content, so that nothing depends on the order of files."""
+    words = np.ascontiguousarray(split.digests).view(">u8")  # (N, 4)
+    return np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0], split.labels))
 
 
-def part_of(images: NDArray[np.uint8], labels: NDArray[np.integer]) -> Part:
-    """A part whose images are in their source form."""
-    return Part(images, labels.astype(np.int64), digest_images(images))
-
-
-def canonical_order(part: Part) -> NDArray[np.intp]:
-    """Indices that sort by label, then content: nothing may depend on the order of files."""
-    words = np.ascontiguousarray(part.digests).view(">u8")  # (N, 4)
-    return np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0], part.labels))
-
-
-def fingerprint(contents: Contents) -> str:
-    """SHA-256 over class names and the sorted (part, label, digest) of all samples: order and container vanish."""
-    hasher = hashlib.sha256("\n".join(contents.classes).encode("utf-8", "surrogateescape"))
-    for tag, part in (("train", contents.train), ("test", contents.test)):
-        if part is not None:
-            ordered = canonical_order(part)
-            hasher.update(f"\n{tag} {len(part)}\n".encode())
-            hasher.update(part.labels[ordered].astype("<i8").tobytes())
-            hasher.update(part.digests[ordered].tobytes())
+def dataset_fingerprint(raw: RawDataset) -> str:
+    """SHA-256 of class names and the sorted (split, label, digest) of all samples; the order of files has no effect."""
+    hasher = hashlib.sha256("\n".join(raw.classes).encode("utf-8", "surrogateescape"))
+    for name, split in (("train", raw.train), ("test", raw.test)):
+        if split is not None:
+            order = canonical_order(split)
+            hasher.update(f"\n{name} {len(split)}\n".encode())
+            hasher.update(split.labels[order].astype("<i8").tobytes())
+            hasher.update(split.digests[order].tobytes())
     return hasher.hexdigest()
 
 
-def content_keys(part: Part) -> np.ndarray:
+def digest_keys(split: RawSplit) -> np.ndarray:
     """Each digest as one comparable item, for set operations: (N,)."""
-    return np.ascontiguousarray(part.digests).view("V32")[:, 0]
+    return np.ascontiguousarray(split.digests).view("V32")[:, 0]
 
 
-Indices = NDArray[np.intp]
-
-
-def ranks(labels: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Each sample's rank in its class and the class's size, for labels in ascending order."""
+def _rank_in_class(labels: NDArray[np.int64]) -> tuple[Indices, Indices]:
+    """Rank of each sample in its class and size of that class, for labels in ascending order."""
     sizes = np.bincount(labels)
     starts = np.cumsum(sizes) - sizes
     return np.arange(len(labels)) - starts[labels], sizes[labels]
 
 
-def hold_out(part: Part, chosen: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Split into (rest, held): in each class the smallest hashes are held, one at least where there are two.
+def hold_out(split: RawSplit, indices: Indices, fraction: float) -> tuple[Indices, Indices]:
+    """Divide into (rest, held): the smallest digests of each class are held, at least one where there are two.
 
-    Copies of one image never straddle: an image of which any copy stays in the rest stays there with all of them.
+    Copies of an image are never separated: if any copy stays in the rest, all of them do.
     """
-    rank, size = ranks(part.labels[chosen])
+    rank, size = _rank_in_class(split.labels[indices])
     held = ((rank + 0.5) / size < fraction) | ((rank == 0) & (size > 1) & (fraction > 0))
-    keys = content_keys(part)[chosen]
+    keys = digest_keys(split)[indices]
     held &= ~np.isin(keys, keys[~held])
-    return chosen[~held], chosen[held]
+    return indices[~held], indices[held]
 
 
-def limit_to(part: Part, chosen: Indices, count: int | None) -> Indices:
-    """At most `count`, the same share of every class, by hash; the choice of a smaller limit lies in a larger one's."""
-    if count is None or count >= len(chosen):
-        return chosen
-    labels = part.labels[chosen]
+def stratified_subset(split: RawSplit, indices: Indices, count: int | None) -> Indices:
+    """At most `count` indices, the same fraction of every class, by digest; smaller subsets are contained in larger."""
+    if count is None or count >= len(indices):
+        return indices
+    labels = split.labels[indices]
     classes = len(np.unique(labels))
     if count < classes:
         raise ConfigError(f"train_limit must leave every class an image: got {count}; nearest legal value {classes}")
-    rank, size = ranks(labels)
-    by_share = np.lexsort((labels, (rank + 0.5) / size, rank > 0))
-    return chosen[np.sort(by_share[:count])]
+    rank, size = _rank_in_class(labels)
+    order = np.lexsort((labels, (rank + 0.5) / size, rank > 0))
+    return indices[np.sort(order[:count])]
 
 
-def count_shared(part: Part, other: Part) -> int:
-    """Samples of `part` whose exact image also occurs in `other`."""
-    return int(np.isin(content_keys(part), content_keys(other)).sum())
+def count_shared(split: RawSplit, other: RawSplit) -> int:
+    """Number of samples of `split` whose exact image also occurs in `other`."""
+    return int(np.isin(digest_keys(split), digest_keys(other)).sum())
 
 
-def count_repeated(part: Part) -> int:
-    """Samples that repeat an image already counted."""
-    return len(part) - len(np.unique(content_keys(part)))
-
-
-def read_digits() -> Contents:
-    """One pool of 8 x 8 greys; the source counts 0..16, we scale to 0..255 and round."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError("data set 'digits' needs scikit-learn; pip install quatsphere[demo]") from error
-    source = load_digits()
-    images = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
-    return Contents(tuple(map(str, range(10))), part_of(images, source.target), None)
+def count_repeated(split: RawSplit) -> int:
+    """Number of samples that repeat the image of another."""
+    return len(split) - len(np.unique(digest_keys(split)))

@@ -1,4 +1,4 @@
-"""Fetch an official archive: resumed where it broke off, checked by SHA-256, and named only when it is right."""
+"""Download an official archive: resumed after an interruption, and renamed only after its SHA-256 is verified."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ import urllib.request
 from io import BufferedWriter
 from pathlib import Path
 
-from quatsphere.data.archives import shown
 from quatsphere.data.cifar_files import CIFARS, MIRROR, OFFICIAL_SITE, Archive
-from quatsphere.data.dataset import Progress
-from quatsphere.errors import ConfigError, DataError
+from quatsphere.data.dataset import ProgressCallback
+from quatsphere.errors import ConfigError, DataError, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import sha256_file
 
 ATTEMPTS = 4
 PAUSE = 1.0
 """Seconds before the second attempt; doubled before each further one."""
-TIMEOUT = 30.0
-CHUNK = 1 << 18
+READ_TIMEOUT = 30.0
+READ_BYTES = 1 << 18
 
 
 class _Unreachable(Exception):
-    """This address does not give the file; the next one may."""
+    """This address does not provide the file; another one may."""
 
 
-def fetch(name: str, folder: str | Path, url: str | None = None, progress: Progress | None = None) -> Path:
+def download_dataset(
+    name: str, folder: str | Path, url: str | None = None, progress: ProgressCallback | None = None
+) -> Path:
     """Download a data set's archive into `folder` and return its path; an intact archive there is kept.
 
-    `url`, or else QUATSPHERE_URL, replaces the official address and the mirror: the archive itself, or the folder
-    that holds it. Whatever the source, the file must have the official SHA-256.
+    `url`, or else QUATSPHERE_URL, replaces the official address and the mirror; it is the address of the archive or of
+    its folder. The file must have the official SHA-256 whatever its source.
     """
     if name not in CIFARS:
         raise ConfigError(f"nothing to download for {name!r}; choose from {', '.join(CIFARS)}")
@@ -47,7 +48,7 @@ def fetch(name: str, folder: str | Path, url: str | None = None, progress: Progr
 
 
 def sources(name: str, url: str | None = None) -> list[tuple[str, Archive]]:
-    """Addresses to try in this order; binary archives first, because they hold no pickles."""
+    """Return the addresses to try in this order; binary archives first, because they contain no pickles."""
     archives = CIFARS[name].archives
     url = url or os.environ.get("QUATSPHERE_URL") or None
     if url is None:
@@ -61,7 +62,7 @@ def sources(name: str, url: str | None = None) -> list[tuple[str, Archive]]:
     return [(f"{url.rstrip('/')}/{archives[0].name}", archives[0])]
 
 
-def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: Progress | None) -> Path:
+def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: ProgressCallback | None) -> Path:
     failures = []
     for address, archive in addresses:
         part = folder / f"{archive.name}.part"
@@ -71,13 +72,12 @@ def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: P
         except _Unreachable as failure:
             failures.append(f"{address}: {failure}")
     raise DataError(
-        f"download failed ({'; '.join(failures)}); "
-        "try again to go on where it broke off, or set QUATSPHERE_URL to another address"
+        f"download failed ({'; '.join(failures)}); try again to resume it, or set QUATSPHERE_URL to another address"
     )
 
 
-def _complete(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
-    """Ask for the missing bytes until all are there; a broken connection costs an attempt, not what came before."""
+def _complete(address: str, part: Path, archive: Archive, progress: ProgressCallback | None) -> None:
+    """Request the missing bytes until the file is complete; a broken connection costs one attempt."""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
@@ -93,22 +93,22 @@ def _complete(address: str, part: Path, archive: Archive, progress: Progress | N
                 raise _Unreachable(f"HTTP {error.code}") from error
             reason = f"HTTP {error.code}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            reason = shown(str(getattr(error, "reason", error)))
+            reason = printable(str(getattr(error, "reason", error)))
     raise _Unreachable(reason)
 
 
-def _append(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    if have > archive.size:
+def _append(address: str, part: Path, archive: Archive, progress: ProgressCallback | None) -> None:
+    offset = part.stat().st_size if part.exists() else 0
+    if offset > archive.size:
         part.unlink()
-        have = 0
-    if have == archive.size:
+        offset = 0
+    if offset == archive.size:
         return
-    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        resumed = response.status == http.client.PARTIAL_CONTENT and _starts_at(response, have)
+    request = urllib.request.Request(address, headers={"Range": f"bytes={offset}-"} if offset else {})
+    with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as response:
+        resumed = response.status == http.client.PARTIAL_CONTENT and _starts_at(response, offset)
         with part.open("ab" if resumed else "wb") as file:
-            _copy(response, file, have if resumed else 0, archive.size, progress)
+            _copy(response, file, offset if resumed else 0, archive.size, progress)
 
 
 def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:
@@ -116,10 +116,10 @@ def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:
 
 
 def _copy(
-    response: http.client.HTTPResponse, file: BufferedWriter, done: int, total: int, progress: Progress | None
+    response: http.client.HTTPResponse, file: BufferedWriter, done: int, total: int, progress: ProgressCallback | None
 ) -> None:
-    """At most one byte more than expected is taken from a server that does not stop."""
-    while done <= total and (data := response.read(min(CHUNK, total + 1 - done))):
+    """Copy the response; of a server that does not stop, at most one byte more than expected is read."""
+    while done <= total and (data := response.read(min(READ_BYTES, total + 1 - done))):
         file.write(data)
         done += len(data)
         if progress is not None:

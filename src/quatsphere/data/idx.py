@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST and its successors: `train-images-idx3-ubyte[.gz]` and so on, in one folder.
+"""Read IDX files, the format of MNIST and its successors: `train-images-idx3-ubyte[.gz]` etc. in one folder.
 
 A file is two zero bytes, a type (8: unsigned byte), the number of dimensions, each dimension as a big-endian integer
 of four bytes, and then the values (LeCun, Cortes and Burges 1998).
@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.data.archives import BROKEN, open_stream, shown
-from quatsphere.data.cache import places
-from quatsphere.data.dataset import Contents, Part, part_of
-from quatsphere.errors import DataError
+from quatsphere.data.archives import ARCHIVE_ERRORS, open_stream
+from quatsphere.data.cache import search_paths
+from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions, raw_split
+from quatsphere.errors import DataError, printable
 
-MOST_VALUES = 1 << 31
+MAX_VALUES = 1 << 31
 TRAIN, TEST = ("train",), ("t10k", "test")
 FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw", "mnist", "fashion-mnist")
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-OFFICIAL = {
+FILE_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OFFICIAL_MD5 = {
     "MNIST": (
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "d53e105ee54ea40749a09fcbcd1e9432",
@@ -36,84 +36,90 @@ OFFICIAL = {
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
 }
-"""md5 of FILES with .gz, as torchvision checks them and Zalando's page prints them."""
+"""md5 of FILE_NAMES with .gz, as torchvision checks them and as Zalando's page prints them."""
 
 
-def read_idx_folder(root: Path | None) -> Contents:
-    """Training files are needed; without test files everything is one pool."""
-    looked = places(root)
-    folders = [place / name for place in looked for name in FOLDERS]
+def read_idx_files(options: ReadOptions) -> RawDataset:
+    """Read the training files and, where present, the test files; without these all samples are one pool."""
+    searched = search_paths(options.root)
+    folders = [place / name for place in searched for name in FOLDERS]
     folder = next((folder for folder in folders if _find(folder, TRAIN, "images", 3)), None)
     if folder is None:
         raise DataError(
-            f"no IDX files in {' or '.join(map(shown, looked))} (looked for train-images-idx3-ubyte, plain or .gz); "
-            "pass --data.root of the folder that holds them"
+            f"no IDX files in {' or '.join(map(printable, searched))} "
+            "(looked for train-images-idx3-ubyte, plain or .gz); pass --data.root of the folder that holds them"
         )
-    train = _read_part(folder, TRAIN)
+    train = _read_split(folder, TRAIN)
     assert train is not None
-    test = _read_part(folder, TEST)
+    test = _read_split(folder, TEST)
     count = int(train.labels.max()) + 1 if len(train) else 0
     if test is not None:
         _check_labels(test, count, folder)
-    return Contents(tuple(map(str, range(count))), train, test, recognise(folder))
+    return RawDataset(tuple(map(str, range(count))), train, test, _official_notes(folder))
 
 
-def recognise(folder: Path) -> tuple[str, ...]:
-    """A note when the gzipped files are byte for byte the official ones; other IDX sets are as welcome."""
-    paths = [folder / f"{name}.gz" for name in FILES]
+def _official_notes(folder: Path) -> tuple[str, ...]:
+    """Return a note if the gzipped files are the official ones, byte for byte."""
+    paths = [folder / f"{name}.gz" for name in FILE_NAMES]
     if not all(path.is_file() for path in paths):
         return ()
     sums = tuple(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in paths)
-    return tuple(f"official {title} files (md5)" for title, official in OFFICIAL.items() if sums == official)
+    return tuple(f"official {title} files (md5)" for title, official in OFFICIAL_MD5.items() if sums == official)
 
 
-def _check_labels(test: Part, count: int, folder: Path) -> None:
+def _check_labels(test: RawSplit, count: int, folder: Path) -> None:
     outside = np.flatnonzero(test.labels >= count)
     if len(outside):
         raise DataError(
             f"label {test.labels[outside[0]]} at index {outside[0]} of the test labels is outside 0..{count - 1}, the "
-            f"training labels' range ({shown(folder)}); fetch the files again"
+            f"training labels' range ({printable(folder)}); fetch the files again"
         )
 
 
-def _find(folder: Path, prefixes: tuple[str, ...], what: str, dimensions: int) -> Path | None:
+def _find(folder: Path, prefixes: tuple[str, ...], content: str, dimensions: int) -> Path | None:
     names = [
-        f"{prefix}-{what}{dot}idx{dimensions}-ubyte{end}" for prefix in prefixes for dot in "-." for end in ("", ".gz")
+        f"{prefix}-{content}{dot}idx{dimensions}-ubyte{end}"
+        for prefix in prefixes
+        for dot in "-."
+        for end in ("", ".gz")
     ]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _read_part(folder: Path, prefixes: tuple[str, ...]) -> Part | None:
+def _read_split(folder: Path, prefixes: tuple[str, ...]) -> RawSplit | None:
     images, labels = _find(folder, prefixes, "images", 3), _find(folder, prefixes, "labels", 1)
     if images is None and labels is None:
         return None
     if images is None or labels is None:
         found = images or labels
-        raise DataError(f"{shown(str(found))} has no partner (images and labels come in pairs); fetch the other file")
+        raise DataError(
+            f"{printable(str(found))} has no partner (images and labels come in pairs); fetch the other file"
+        )
     pixels, values = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(values):
         first = min(len(pixels), len(values))
         raise DataError(
-            f"{len(pixels)} rows but {len(values)} labels, first mismatch at index {first} ({shown(images)}); fetch it"
+            f"{len(pixels)} rows but {len(values)} labels, first mismatch at index {first} ({printable(images)}); "
+            "fetch it again"
         )
-    return part_of(pixels[:, None], values)
+    return raw_split(pixels[:, None], values)
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """One file; unpacking stops one byte after what the header promises, so that a gzip bomb stays small."""
+    """Read one file; unpacking stops one byte after the size in the header, which stops a gzip bomb early."""
     try:
         with open_stream(path) as stream:
             shape = _read_header(stream.read(4 + 4 * dimensions), dimensions)
             expected = int(np.prod(shape, dtype=np.uint64))
-            if expected > MOST_VALUES:
-                raise ValueError(f"header promises {expected} values, the cap is {MOST_VALUES}")
+            if expected > MAX_VALUES:
+                raise ValueError(f"header promises {expected} values, the cap is {MAX_VALUES}")
             data = stream.read(expected + 1)
-    except BROKEN as error:
-        raise DataError(f"{shown(path)} is damaged ({error}); delete it and fetch again") from error
+    except ARCHIVE_ERRORS as error:
+        raise DataError(f"{printable(path)} is damaged ({error}); delete it and fetch again") from error
     if len(data) > expected:
-        raise DataError(f"{shown(path)} holds more than the {expected} values its header promises; fetch it again")
+        raise DataError(f"{printable(path)} holds more than the {expected} values its header promises; fetch it again")
     if len(data) < expected:
-        raise DataError(f"{shown(path)} has {len(data)} values, expected {expected}; the copy is incomplete")
+        raise DataError(f"{printable(path)} has {len(data)} values, expected {expected}; the copy is incomplete")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 

@@ -1,10 +1,10 @@
-"""From a name to tensors in memory: read, put into canonical order, split by content hash, normalise."""
+"""Load a data set by name: read it, sort it by content, split it, compute its mean and standard deviation."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +14,24 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from quatsphere.data.archives import shown
-from quatsphere.data.cache import require_root
-from quatsphere.data.cifar import channel_means, read_cifar, recognise
-from quatsphere.data.cifar_files import CIFARS
+from quatsphere.data import DATASETS
 from quatsphere.data.dataset import (
-    Contents,
     Dataset,
-    Part,
-    Progress,
+    ProgressCallback,
+    RawDataset,
+    RawSplit,
+    ReadOptions,
     Split,
     canonical_order,
     count_repeated,
     count_shared,
-    fingerprint,
+    dataset_fingerprint,
     hold_out,
-    limit_to,
-    read_digits,
+    raw_split,
+    stratified_subset,
 )
-from quatsphere.data.idx import read_idx_folder
-from quatsphere.data.image_folder import Reading, read_folder
-from quatsphere.data.images import FITS
-from quatsphere.data.images import fit as fit_image
-from quatsphere.errors import ConfigError, DataError
-
-FOLDER_SIZE = 32
-"""Side of folder images where the user names none: CIFAR's."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to read from where."""
-
-    root: Path | None
-    image_size: int | None
-    how: Reading
-
-
-READERS: dict[str, Callable[[Request], Contents]] = {
-    "digits": lambda request: read_digits(),
-    "cifar10": lambda request: read_cifar(CIFARS["cifar10"], request.root, request.how),
-    "cifar100": lambda request: read_cifar(CIFARS["cifar100"], request.root, request.how),
-    "folder": lambda request: read_folder(
-        require_root(request.root, "image folders"), request.image_size or FOLDER_SIZE, request.how
-    ),
-    "idx": lambda request: read_idx_folder(request.root),
-}
+from quatsphere.data.decode import fit_image
+from quatsphere.errors import ConfigError, DataError, printable
 
 
 def load_dataset(
@@ -73,118 +45,134 @@ def load_dataset(
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Dataset:
-    """Load a data set by name; every choice of samples is a function of their content alone.
+    """Load a data set by name; which samples go into which split depends on their content alone.
 
-    Within each class the smallest content hashes go to the test part (where the source has none), the next smallest
-    to validation; `train_limit` keeps the smallest of what is left. `fit` is `crop` (the centre square) or `squash`
-    (both sides resized) where images of a folder are not square. Notes say what a user must know about this copy.
+    Within each class the smallest content hashes form the test split (where the source has none), the next smallest
+    the validation split; `train_limit` keeps the smallest of the remainder. Images that are not square are fitted by
+    `crop` (centre square) or `squash` (both sides resized). `notes` of the result describe this copy of the data.
     """
-    _check_settings(val_fraction, test_fraction, train_limit, image_size, skip_bad)
-    contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
-    parts = [_resize(part, image_size, fit) for part in _split(contents, val_fraction, test_fraction, train_limit)]
-    mean, std = _statistics(parts[0].images)
-    train, val, test = (Split(torch.from_numpy(part.images), torch.from_numpy(part.labels)) for part in parts)
-    return Dataset(name, contents.classes, train, val, test, mean, std, fingerprint(contents), contents.notes)
+    for value, setting in ((val_fraction, "val_fraction"), (test_fraction, "test_fraction")):
+        if not 0 <= value < 1:
+            raise ConfigError(f"{setting} must lie in [0, 1): got {value}")
+    if train_limit is not None and train_limit < 1:
+        raise ConfigError(f"train_limit must be >= 1: got {train_limit}")
+    raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
+    splits = [_resize(split, image_size, fit) for split in _split(raw, val_fraction, test_fraction, train_limit)]
+    mean, std = _channel_statistics(splits[0].images)
+    train, val, test = (Split(torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
+    return Dataset(name, raw.classes, train, val, test, mean, std, dataset_fingerprint(raw), raw.notes)
 
 
-def _split(contents: Contents, val_fraction: float, test_fraction: float, limit: int | None) -> tuple[Part, Part, Part]:
-    """Training, validation and test part, each in canonical order."""
-    source, test = contents.train, contents.test
-    chosen = canonical_order(source)
-    if test is None:
-        chosen, held = hold_out(source, chosen, test_fraction)
-        test = source.take(held)
-    else:
-        test = test.take(canonical_order(test))
-    chosen, held = hold_out(source, chosen, val_fraction)
-    if val_fraction > 0 and not len(held):
-        raise DataError(f"no validation images: {len(source)} training images are too few, or all alike; add some")
-    return source.take(limit_to(source, chosen, limit)), source.take(held), test
-
-
-def read_contents(
+def verify(
     name: str,
+    *,
     root: str | Path | None = None,
     image_size: int | None = None,
-    *,
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Contents:
-    """The data set as its source holds it, checked, with all notes but not yet split."""
-    if name not in READERS:
-        near = difflib.get_close_matches(name, READERS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(READERS)}"
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Read and check a data set, and report values that JSON can hold.
+
+    `canonical` is True or False for CIFAR-10, and None where no official fingerprint is known.
+    """
+    raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
+    official, fingerprint, test = raw.official_fingerprint, dataset_fingerprint(raw), raw.test
+    return {
+        "name": name,
+        "classes": list(raw.classes),
+        "shape": list(raw.train.images.shape[1:]),
+        "train": len(raw.train),
+        "test": 0 if test is None else len(test),
+        "fingerprint": fingerprint,
+        "canonical": None if official is None else fingerprint == official,
+        "channel_means": raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64).tolist(),
+        "repeated_in_train": count_repeated(raw.train),
+        "repeated_in_test": 0 if test is None else count_repeated(test),
+        "test_also_in_train": 0 if test is None else count_shared(test, raw.train),
+        "notes": list(raw.notes),
+    }
+
+
+def _as_path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def read_dataset(name: str, options: ReadOptions) -> RawDataset:
+    """Read a data set and check its classes; its notes mention duplicates."""
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(DATASETS)}"
         raise ConfigError(f"unknown data set {name!r}; {hint}")
-    if fit not in FITS:
-        raise ConfigError(f"fit must be {' or '.join(FITS)}: got {fit!r:.40}")
-    how = Reading(skip_bad, fit, None if cache is None else Path(cache), progress)
+    reader = DATASETS[name]
+    if isinstance(reader, str):
+        module, _, function = reader.partition(":")
+        reader = getattr(import_module(module), function)
     try:
-        contents = READERS[name](Request(None if root is None else Path(root), image_size, how))
+        raw = reader(options)
     except OSError as error:
-        where = shown(str(error.filename or root))
-        raise DataError(f"cannot read {where} ({error.strerror}); check the path and its permissions") from error
-    _check_classes(contents)
-    notes = contents.notes + (recognise(CIFARS[name], contents) if name in CIFARS else ()) + _duplicates(contents)
-    if name == "digits" and root is not None:
-        notes += ("--data.root is not used: digits are embedded; choose other images with --data.name",)
-    return Contents(contents.classes, contents.train, contents.test, notes, contents.lossy)
+        path = printable(str(error.filename or options.root))
+        raise DataError(f"cannot read {path} ({error.strerror}); check the path and its permissions") from error
+    _check_classes(raw)
+    return replace(raw, notes=raw.notes + _duplicate_notes(raw))
 
 
-def _check_settings(
-    val_fraction: float, test_fraction: float, train_limit: int | None, image_size: int | None, skip_bad: int
-) -> None:
-    for value, name in ((val_fraction, "val_fraction"), (test_fraction, "test_fraction")):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} must lie in [0, 1): got {value}")
-    for count, name, least in (
-        (train_limit, "train_limit", 1),
-        (image_size, "image_size", 1),
-        (skip_bad, "skip_bad", 0),
-    ):
-        if count is not None and count < least:
-            raise ConfigError(f"{name} must be >= {least}: got {count}")
-
-
-def _check_classes(contents: Contents) -> None:
-    """Every class needs training images; readers that know file names have said so with more detail already."""
-    if len(contents.classes) < 2:
-        raise DataError(f"only {len(contents.classes)} class; a classifier needs two or more")
-    counts = np.bincount(contents.train.labels, minlength=len(contents.classes))
+def _check_classes(raw: RawDataset) -> None:
+    """Require training images of at least two classes and of every class."""
+    if len(raw.classes) < 2:
+        raise DataError(f"only {len(raw.classes)} class; a classifier needs two or more")
+    counts = np.bincount(raw.train.labels, minlength=len(raw.classes))
     if not counts.all():
-        empty = contents.classes[int(np.argmin(counts))]
+        empty = raw.classes[int(np.argmin(counts))]
         raise DataError(f"class {empty!r} has no usable training images; add some or remove the class")
 
 
-def _duplicates(contents: Contents) -> tuple[str, ...]:
+def _duplicate_notes(raw: RawDataset) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
-    if contents.test is not None and (shared := count_shared(contents.test, contents.train)):
-        notes += (f"{shared} of {len(contents.test)} test images also in train, pixel for pixel",)
-    if repeated := count_repeated(contents.train):
-        notes += (f"{repeated} of {len(contents.train)} training images repeat another",)
+    if raw.test is not None and (shared := count_shared(raw.test, raw.train)):
+        notes += (f"{shared} of {len(raw.test)} test images also in train, pixel for pixel",)
+    if repeated := count_repeated(raw.train):
+        notes += (f"{repeated} of {len(raw.train)} training images repeat another",)
     return notes
 
 
-def _resize(part: Part, size: int | None, how: str) -> Part:
-    """Sets with a size of their own are resized here by the rule of `images.fit`; folders have it already."""
-    count, channels, *shape = part.images.shape
+def _split(
+    raw: RawDataset, val_fraction: float, test_fraction: float, limit: int | None
+) -> tuple[RawSplit, RawSplit, RawSplit]:
+    """Training, validation and test split, each in canonical order."""
+    source, test = raw.train, raw.test
+    indices = canonical_order(source)
+    if test is None:
+        indices, held = hold_out(source, indices, test_fraction)
+        test = source.take(held)
+    else:
+        test = test.take(canonical_order(test))
+    indices, held = hold_out(source, indices, val_fraction)
+    if val_fraction > 0 and not len(held):
+        raise DataError(f"no validation images: {len(source)} training images are too few, or all alike; add some")
+    return source.take(stratified_subset(source, indices, limit)), source.take(held), test
+
+
+def _resize(split: RawSplit, size: int | None, fit: str) -> RawSplit:
+    """Resize images of data sets with a fixed size; images of folders have been resized when decoded."""
+    count, channels, *shape = split.images.shape
     if size is None or shape == [size, size]:
-        return part
+        return split
     resized = np.empty((count, channels, size, size), np.uint8)
-    for row, image in zip(resized, part.images, strict=True):
+    for row, image in zip(resized, split.images, strict=True):
         pixels = image[0] if channels == 1 else image.transpose(1, 2, 0)
-        fitted = np.asarray(fit_image(Image.fromarray(pixels), size, how))
+        fitted = np.asarray(fit_image(Image.fromarray(pixels), size, fit))
         row[:] = fitted if channels == 1 else fitted.transpose(2, 0, 1)
-    return Part(resized, part.labels, part.digests)
+    return replace(split, images=resized)
 
 
-def _statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel in units of [0, 1]; all sums are integers, so no order matters."""
+def _channel_statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel of levels scaled to [0, 1]; sums of integers, so order has no effect."""
     first = second = np.zeros(images.shape[1])
-    for start in range(0, len(images), 256):  # a block that fits in the cache
+    for start in range(0, len(images), 256):  # a block that fits in the processor's cache
         block = images[start : start + 256].astype(np.float64)
         first = first + np.einsum("nchw->c", block)
         second = second + np.einsum("nchw,nchw->c", block, block)
@@ -196,34 +184,17 @@ def _statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
     return torch.tensor(mean / 255, dtype=torch.float32), torch.tensor(variance**0.5 / 255, dtype=torch.float32)
 
 
-def verify(
-    name: str,
-    *,
-    root: str | Path | None = None,
-    image_size: int | None = None,
-    fit: str = "crop",
-    skip_bad: int = 0,
-    cache: str | Path | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Read everything, check everything, and report plain values that json can write.
+def read_digits(options: ReadOptions) -> RawDataset:
+    """Read scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), which need no download.
 
-    `canonical` is True or False for CIFAR-10, and None where no canonical fingerprint is known.
+    One pool of 8 x 8 greys; levels 0..16 are scaled to 0..255 and rounded.
     """
-    contents = read_contents(name, root, image_size, fit=fit, skip_bad=skip_bad, cache=cache, progress=progress)
-    known = CIFARS[name].fingerprint if name in CIFARS else None
-    identity, test = fingerprint(contents), contents.test
-    return {
-        "name": name,
-        "classes": list(contents.classes),
-        "shape": list(contents.train.images.shape[1:]),
-        "train": len(contents.train),
-        "test": 0 if test is None else len(test),
-        "fingerprint": identity,
-        "canonical": None if known is None else identity == known,
-        "channel_means": channel_means(contents),
-        "repeated_in_train": count_repeated(contents.train),
-        "repeated_in_test": 0 if test is None else count_repeated(test),
-        "test_also_in_train": 0 if test is None else count_shared(test, contents.train),
-        "notes": list(contents.notes),
-    }
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("data set 'digits' needs scikit-learn; pip install quatsphere[demo]") from error
+    source = load_digits()
+    images = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
+    unused = "--data.root is not used: digits are embedded; choose other images with --data.name"
+    notes = () if options.root is None else (unused,)
+    return RawDataset(tuple(map(str, range(10))), raw_split(images, source.target), None, notes)

@@ -1,9 +1,9 @@
 """Pillow's image operations on batches of uint8 tensors, equal to Pillow's to the last grey level.
 
 Every operation takes images (b, c, h, w) of one (mode L) or three (mode RGB) channels on any device, and one float64
-magnitude per image (b,), best on the CPU. What must round as Pillow rounds is done in integers, in float32 without
-fused multiply-add, or in Python floats, so the result does not depend on device, batch size or order.
-Rules read from Pillow's Geometry.c, Blend.c, Convert.c, Filter.c, Image.py, ImageEnhance.py and ImageOps.py.
+magnitude per image (b,), best on the CPU. To round as Pillow does, computations use integers, float32 without
+fused multiply-add, or Python floats, so the result does not depend on device, batch size or order.
+The rules are those of Pillow's Geometry.c, Blend.c, Convert.c, Filter.c, Image.py, ImageEnhance.py and ImageOps.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Matrix = tuple[float, float, float, float, float, float]
 def gather_pixels(
     images: UInt8[Tensor, "b c h w"], rows: Int[Tensor, "b h #w"], columns: Int[Tensor, "b #h w"]
 ) -> UInt8[Tensor, "b c h w"]:
-    """out[b, c, y, x] = images[b, c, rows[b, y, x], columns[b, y, x]]; black where that lies outside the image."""
+    """out[b, c, y, x] = images[b, c, rows[b, y, x], columns[b, y, x]]; black outside the image."""
     channels, height, width = images.shape[1:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     index = torch.where(inside, rows * width + columns, 0)
@@ -30,7 +30,7 @@ def gather_pixels(
 
 
 def identity(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """The image itself."""
+    """Return the images unchanged."""
     return images
 
 
@@ -61,17 +61,17 @@ def rotate(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) ->
 
 
 def brightness(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """Away from (m > 0) or towards (m < 0) black: ImageEnhance.Brightness with factor 1 + m."""
+    """Move away from (m > 0) or towards (m < 0) black: ImageEnhance.Brightness with factor 1 + m."""
     return _enhance(images, torch.zeros_like(images), magnitude)
 
 
 def color(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """Away from or towards the image's own grey: ImageEnhance.Color; a grey image stays as it is."""
+    """Move away from or towards the image's own grey: ImageEnhance.Color; a grey image is unchanged."""
     return _enhance(images, _luma(images), magnitude)
 
 
 def contrast(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """Away from or towards the mean grey level, rounded half up: ImageEnhance.Contrast."""
+    """Move away from or towards the mean grey level, rounded half up: ImageEnhance.Contrast."""
     grey = _luma(images)
     pixels = grey[0].numel()
     mean = (2 * grey.sum((1, 2, 3), dtype=torch.int64) + pixels) // (2 * pixels)
@@ -79,7 +79,7 @@ def contrast(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) 
 
 
 def sharpness(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """Away from or towards the smoothed image: ImageEnhance.Sharpness."""
+    """Move away from or towards the smoothed image: ImageEnhance.Sharpness."""
     return _enhance(images, _smooth(images), magnitude)
 
 
@@ -90,14 +90,14 @@ def posterize(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"])
 
 
 def solarize(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
-    """Invert every level that is not below the threshold m."""
+    """Invert every level at or above the threshold m."""
     below = images < _per_image(magnitude.ceil().short(), images)
     return torch.where(below, images, 255 - images)
 
 
 def autocontrast(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
     """Stretch each channel's range to 0..255 (ImageOps.autocontrast): level -> trunc(level s - lowest s),
-    s = 255 / (highest - lowest) in float64; a constant channel stays as it is."""
+    s = 255 / (highest - lowest) in float64; a constant channel is unchanged."""
     lowest, highest = images.amin((2, 3)).cpu().double(), images.amax((2, 3)).cpu().double()
     flat = (highest <= lowest).unsqueeze(-1)
     scale = torch.full_like(highest, 255.0) / (highest - lowest)  # number / tensor would round twice
@@ -108,7 +108,7 @@ def autocontrast(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b
 
 def equalize(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
     """Flatten each channel's histogram (ImageOps.equalize): level -> (step // 2 + pixels darker than it) // step,
-    step = (pixels - pixels of the lightest level) // 255; the channel stays as it is where step is 0."""
+    step = (pixels - pixels of the lightest level) // 255; the channel is unchanged where step is 0."""
     histogram = _histogram(images)
     pixels = images.shape[2] * images.shape[3]
     lightest = histogram.gather(2, images.amax((2, 3)).long().unsqueeze(-1))
@@ -153,9 +153,9 @@ def _luma(images: UInt8[Tensor, "b c h w"]) -> UInt8[Tensor, "b 1 h w"]:
 
 
 def _smooth(images: UInt8[Tensor, "b c h w"]) -> UInt8[Tensor, "b c h w"]:
-    """ImageFilter.SMOOTH: mean of 3x3 pixels with the centre counted five times, rounded; the border stays.
+    """ImageFilter.SMOOTH: mean of 3x3 pixels with the centre counted five times, rounded; the border is unchanged.
 
-    Pillow adds float32 products; sum / 13 + 1/2 is never nearer to an integer than 1/26, so integers give the same.
+    Pillow adds float32 products; sum / 13 + 1/2 is never closer to an integer than 1/26, so integers give the same.
     """
     levels = images.short()
     rows = levels[..., :-2, :] + levels[..., 1:-1, :] + levels[..., 2:, :]
@@ -175,7 +175,7 @@ def _enhance(
 
 
 def _histogram(images: UInt8[Tensor, "b c h w"]) -> Int[Tensor, "b c 256"]:
-    """Pixels of each level per image and channel (bincount: deterministic on every device)."""
+    """Number of pixels of each level per image and channel (bincount: deterministic on every device)."""
     planes = images.shape[0] * images.shape[1]
     bins = images.reshape(planes, -1) + 256 * torch.arange(planes, device=images.device).unsqueeze(-1)
     return torch.bincount(bins.flatten(), minlength=256 * planes).view(*images.shape[:2], 256)
@@ -188,5 +188,5 @@ def _look_up(images: UInt8[Tensor, "b c h w"], table: Tensor) -> UInt8[Tensor, "
 
 
 def _per_image(values: Tensor, images: Tensor) -> Tensor:
-    """(b,) on any device -> (b, 1, 1, 1) beside the images."""
+    """(b,) on any device -> (b, 1, 1, 1) on the device of the images."""
     return values.to(images.device).view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""What a trained model looks like inside, as plain numbers: `diagnose(model, dataset)`."""
+"""Numbers about the inside of a trained model: `diagnose(model, dataset)`."""
 
 from quatsphere.diagnostics.diagnose import PAPER, SCHEMA, diagnose
 

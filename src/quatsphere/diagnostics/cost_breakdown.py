@@ -1,4 +1,4 @@
-"""What each part of a model costs: parameters, and time of a forward pass."""
+"""Parameters and forward time of each part of a model."""
 
 from __future__ import annotations
 
@@ -10,43 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.diagnostics.traced_model import part_by_part, shadow, steps_of
+from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
+from quatsphere.models.steps import model_steps
 
+Clock = Callable[[], float]
 Method = tuple[str, Any, str]
 """Part, object, name of its method."""
-FUSED = "measured part by part; training runs these parts fused"
-"""What to know of the times of a model whose steps run in one operator."""
+FUSED_NOTE = "measured part by part; training runs these parts fused"
+"""Note on the times of a model whose steps otherwise run in one operator."""
 
 
 def timed_methods(model: Model) -> list[Method]:
-    """The methods whose time is taken; they do not call each other."""
+    """Return the methods to time; none of them calls another."""
     return METHODS[type(model)](model)
 
 
 def _qsv_methods(model: Any) -> list[Method]:
-    inside = [
-        part
-        for step in steps_of(model)
-        for part in (
+    parts: list[Method] = []
+    for step in model_steps(model):
+        parts += [
             ("perturbation", step.module.perturbation, "fields"),
             ("kernel", step.module, "attend"),
             ("Hamilton block", step.module.ffn, "forward"),
-        )
-    ]
-    return [*_ends(model), *inside]
+        ]
+    return [*_shared_methods(model), *parts]
 
 
 def _attention_methods(model: Any) -> list[Method]:
-    inside = [
-        part
-        for step in steps_of(model)
-        for part in (("attention", step.module.attention, "forward"), ("ffn", step.module.ffn, "forward"))
-    ]
-    return [*_ends(model), *inside]
+    parts: list[Method] = []
+    for step in model_steps(model):
+        parts += [("attention", step.module.attention, "forward"), ("ffn", step.module.ffn, "forward")]
+    return [*_shared_methods(model), *parts]
 
 
-def _ends(model: Any) -> list[Method]:
+def _shared_methods(model: Any) -> list[Method]:
     parts = (("patch embedding", model.embed), ("pooling", model.pool), ("classifier", model.classifier))
     return [(name, module, "forward") for name, module in parts]
 
@@ -65,44 +63,42 @@ METHODS: dict[type, Callable[[Any], list[Method]]] = {
 
 
 @torch.no_grad()
-def time_parts(
-    model: Model, images: Tensor, repeats: int = 3, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
-    """Seconds of a forward pass by part, the mean of `repeats` after a warm-up; `rest` is what no part explains.
+def time_parts(model: Model, images: Tensor, repeats: int = 3, clock: Clock = time.perf_counter) -> dict[str, float]:
+    """Return the seconds of a forward pass by part, the mean of `repeats` after a warm-up.
 
-    Steps run part by part for it, also where they otherwise run in one operator, which has no parts to time.
+    `rest` is the time outside all parts. Steps run unfused, because a fused operator has no parts to time.
     """
     seconds: dict[str, float] = {}
-    now = _clock_of(images.device, clock)
+    now = _synchronized(clock, images.device)
 
-    def taking(part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def around(method: Callable[..., Any]) -> Callable[..., Any]:
-            def timed(*arguments: Any, **named: Any) -> Any:
+    def timed(part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def change(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
                 start = now()
                 out = method(*arguments, **named)
                 seconds[part] = seconds.get(part, 0.0) + now() - start
                 return out
 
-            return timed
+            return call
 
-        return around
+        return change
 
     with ExitStack() as stack:
-        stack.enter_context(part_by_part(model))
+        stack.enter_context(unfused_steps(model))
         model(images)
         for part, owner, name in timed_methods(model):
-            stack.enter_context(shadow(owner, name, taking(part)))
+            stack.enter_context(patched_attribute(owner, name, timed(part)))
         start = now()
         for _ in range(repeats):
             model(images)
-        whole = now() - start
-    return {part: value / repeats for part, value in {**seconds, "rest": whole - sum(seconds.values())}.items()}
+        total = now() - start
+    return {part: value / repeats for part, value in {**seconds, "rest": total - sum(seconds.values())}.items()}
 
 
 @torch.no_grad()
-def time_whole(model: Model, images: Tensor, repeats: int = 3) -> float:
-    """Seconds of a forward pass as it runs, the mean of `repeats` after a warm-up."""
-    now = _clock_of(images.device, time.perf_counter)
+def time_forward(model: Model, images: Tensor, repeats: int = 3) -> float:
+    """Return the seconds of an unmodified forward pass, the mean of `repeats` after a warm-up."""
+    now = _synchronized(time.perf_counter, images.device)
     model(images)
     start = now()
     for _ in range(repeats):
@@ -112,37 +108,37 @@ def time_whole(model: Model, images: Tensor, repeats: int = 3) -> float:
 
 @torch.no_grad()
 def runs_fused(model: Model, images: Tensor) -> bool:
-    """Whether a step of a forward pass runs in one operator."""
-    fused: list[str] = []
+    """Return whether any step of a forward pass runs in one fused operator."""
+    calls: list[str] = []
 
-    def noting(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def noted(*arguments: Any) -> Tensor:
-            fused.append("step")
-            return whole(*arguments)
+    def recorded(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*arguments: Any) -> Tensor:
+            calls.append("step")
+            return forward(*arguments)
 
-        return noted
+        return call
 
     with ExitStack() as stack:
-        for step in steps_of(model):
-            if hasattr(step.module, "whole"):
-                stack.enter_context(shadow(step.module, "whole", noting))
+        for step in model_steps(model):
+            if hasattr(step.module, "forward_fused"):
+                stack.enter_context(patched_attribute(step.module, "forward_fused", recorded))
         model(images)
-    return bool(fused)
+    return bool(calls)
 
 
-def _clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that waits for the device first."""
+def _synchronized(clock: Clock, device: torch.device) -> Clock:
+    """Return a clock that waits for the device first."""
     if device.type != "cuda":
         return clock
 
-    def wait_and_look() -> float:
+    def wait_and_read() -> float:
         torch.cuda.synchronize(device)
         return clock()
 
-    return wait_and_look
+    return wait_and_read
 
 
-def shares(amounts: dict[str, float]) -> dict[str, float]:
-    """Each amount as a share of their sum."""
+def fractions(amounts: dict[str, float]) -> dict[str, float]:
+    """Return each amount as a fraction of their sum."""
     total = sum(amounts.values())
     return {name: amount / total if total else 0.0 for name, amount in amounts.items()}

@@ -1,4 +1,4 @@
-"""One model, every section: plain numbers that JSON can hold (docs/diagnostics.md says what each means)."""
+"""Diagnose a trained model: sections of numbers that JSON can hold, explained in docs/diagnostics.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from quatsphere.data import Dataset
-from quatsphere.diagnostics.measures import plain
+from quatsphere.diagnostics.measures import to_json_values
 from quatsphere.diagnostics.sections import SECTIONS
-from quatsphere.diagnostics.traced_model import Subject
+from quatsphere.diagnostics.traced_model import TracedModel
 from quatsphere.errors import ConfigError
 from quatsphere.models import Model
 
 SCHEMA = 1
-"""Version of the layout below; a reader refuses a later one."""
+"""Version of the output; readers refuse a later one."""
 
 PAPER: dict[str, str] = {
     "accuracy.train": "0.957",
@@ -31,7 +31,7 @@ PAPER: dict[str, str] = {
     "graphs.agreement": "identical",
     "parts.total": "0.64M",
 }
-"""What the paper reports of its QSV on CIFAR-10 at full size (section 4), by section and field."""
+"""Values that the paper reports for QSV on CIFAR-10 at full size (section 4), by section and field."""
 
 
 def diagnose(
@@ -46,11 +46,18 @@ def diagnose(
     only: Collection[str] = tuple(SECTIONS),
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Every section of a trained model, each with its numbers or with `absent` and the reason.
+    """Return every section of a trained model, each with its numbers or with `absent` and the reason.
 
-    `images` of the split are traced; accuracy takes `accuracy_images` of it (none: all) and as many training images.
-    `seed` is the training's: with it the start is rebuilt and drift and displacement can be measured. `metrics` are
-    the records of metrics.jsonl. `only` names the sections to compute.
+    Args:
+        model: the trained model; its mode (train or eval) is restored afterwards.
+        dataset: the data it was trained on.
+        split: split to trace and to classify.
+        images: number of images of the split to trace.
+        accuracy_images: number of images of the split to classify (None: all); as many training images are.
+        seed: seed of the training; needed for drift and displacement, which compare with the initial weights.
+        metrics: records of metrics.jsonl, for the section `training`.
+        only: names of the sections to compute.
+        progress: called with (section, done, total).
     """
     unknown = sorted(set(only) - set(SECTIONS))
     if unknown or images < 1:
@@ -58,32 +65,32 @@ def diagnose(
         raise ConfigError(f"cannot diagnose: {what}")
     current = ""
 
-    def tell(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         if progress is not None:
             progress(current, done, total)
 
-    subject = Subject(model, dataset, split, images, accuracy_images, seed, metrics, tell)
-    out = {"schema": SCHEMA, **identity(subject)}
+    traced = TracedModel(model, dataset, split, images, accuracy_images, seed, metrics, report_progress)
+    out = {"schema": SCHEMA, **_identity(traced)}
     was_training = model.training
     model.eval()
     try:
         for current in (name for name in SECTIONS if name in only):
-            out[current] = SECTIONS[current](subject)
+            out[current] = SECTIONS[current](traced)
     finally:
         model.train(was_training)
-    return dict(plain(out))
+    return dict(to_json_values(out))
 
 
-def identity(subject: Subject) -> dict[str, Any]:
-    """Which model was looked at, on what, and what its steps and shells are called."""
-    model: Any = subject.model
+def _identity(traced: TracedModel) -> dict[str, Any]:
+    """Return the names of model, data, steps and shells."""
+    model: Any = traced.model
     return {
-        "paper": PAPER if (model.config.name, subject.dataset.name) == ("qsv", "cifar10") else {},
+        "paper": PAPER if (model.config.name, traced.dataset.name) == ("qsv", "cifar10") else {},
         "model": model.config.name,
         "layout": getattr(model.config, "layout", None),
-        "data": subject.dataset.name,
-        "split": subject.split,
-        "images": len(subject.traced),
-        "steps": [{"name": s.name, "source": s.source, "target": s.target, "k": s.graph.k} for s in subject.steps],
-        "shells": [{"vertices": shell.count} for shell in model.layout.shells] if subject.steps else [],
+        "data": traced.dataset.name,
+        "split": traced.split,
+        "images": len(traced.traced),
+        "steps": [{"name": s.name, "source": s.source, "target": s.target, "k": s.graph.k} for s in traced.steps],
+        "shells": [{"vertices": shell.count} for shell in model.layout.shells] if traced.steps else [],
     }

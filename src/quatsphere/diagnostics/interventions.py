@@ -1,4 +1,4 @@
-"""A test-time intervention: messages of some heads or steps arrive unturned; their weights stay as they are."""
+"""Test-time intervention: remove the transport of some heads or steps while the routing weights stay the same."""
 
 from __future__ import annotations
 
@@ -9,58 +9,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.diagnostics.traced_model import Step, part_by_part, shadow, steps_of
+from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
 from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
-
-TURNING = ("sandwich", "one_sided", "lift", "lower")
-"""Transports that can be switched off."""
+from quatsphere.models.steps import ModelStep, model_steps
 
 
 @contextmanager
-def transport_off(steps: Sequence[Step], heads: Tensor) -> Iterator[None]:
-    """Within the block the kernel of these steps hands on x_j instead of r_ij x_j r_ij* for the heads (H,) marked."""
+def transport_off(steps: Sequence[ModelStep], heads: Tensor) -> Iterator[None]:
+    """Within the block, these steps pass x_j on instead of r_ij x_j r_ij* for the heads in the mask (H,)."""
     with ExitStack() as stack:
         for step in steps:
-            stack.enter_context(shadow(step.module, "attend", _partly(step.module.transport, heads)))
+            attend = _without_transport(step.module.transport, heads)
+            stack.enter_context(patched_attribute(step.module, "attend", attend))
         yield
 
 
-def _partly(transport: Any, heads: Tensor) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """The kernel twice, turned and unturned, head by head one or the other."""
+def _without_transport(transport: Any, heads: Tensor) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Run the kernel with and without transport and choose between the two by head."""
 
-    def around(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_partly(*arguments: Any) -> Tensor:
-            turned = attend(*arguments)
-            with shadow(transport, "rule", lambda rule: "identity"):
-                unturned = attend(*arguments)
-            return torch.where(heads.to(turned.device)[:, None, None], unturned, turned)
+    def change(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attend_twice(*arguments: Any) -> Tensor:
+            rotated = attend(*arguments)
+            with patched_attribute(transport, "rule", lambda rule: "identity"):
+                unrotated = attend(*arguments)
+            return torch.where(heads.to(rotated.device)[:, None, None], unrotated, rotated)
 
-        return attend_partly
+        return attend_twice
 
-    return around
+    return change
 
 
 def transport_effects(model: Model, evaluate: Callable[[], Evaluation]) -> dict[str, Any]:
-    """Accuracy and likelihood as they are, and what changes without each head's, each step's, and all transport.
+    """Return accuracy and likelihood, and their changes without each head's, each step's, and all transport.
 
-    Everything is evaluated part by part, so that differences hold no rounding of another path.
+    All evaluations run unfused, so differences contain no rounding of another code path.
     """
-    steps = steps_of(model)
+    steps = model_steps(model)
     count = int(steps[0].module.routing.beta.shape[0])
-    every = torch.ones(count, dtype=torch.bool)
+    all_heads = torch.ones(count, dtype=torch.bool)
 
-    def without(which: Sequence[Step], heads: Tensor) -> dict[str, float]:
-        with transport_off(which, heads):
-            seen = evaluate()
-        return {"accuracy": seen.accuracy - whole.accuracy, "nll": seen.nll - whole.nll}
+    def effect(without: Sequence[ModelStep], heads: Tensor) -> dict[str, float]:
+        with transport_off(without, heads):
+            changed = evaluate()
+        return {"accuracy": changed.accuracy - full.accuracy, "nll": changed.nll - full.nll}
 
-    with part_by_part(model):
-        whole = evaluate()
+    with unfused_steps(model):
+        full = evaluate()
         return {
-            "accuracy": whole.accuracy,
-            "nll": whole.nll,
-            "heads": [without(steps, torch.arange(count) == head) for head in range(count)],
-            "steps": [without([step], every) for step in steps],
-            "all": without(steps, every),
+            "accuracy": full.accuracy,
+            "nll": full.nll,
+            "heads": [effect(steps, torch.arange(count) == head) for head in range(count)],
+            "steps": [effect([step], all_heads) for step in steps],
+            "all": effect(steps, all_heads),
         }

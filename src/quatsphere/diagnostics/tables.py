@@ -1,4 +1,4 @@
-"""A diagnosis for people: tables with the paper's values beside."""
+"""Tables of a diagnosis, with the paper's values beside ours."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-Found = dict[str, Any]
+Diagnosis = dict[str, Any]
 
 
-class Paper(dict[str, str]):
-    """The paper's values; nothing where it has none."""
+class PaperValues(dict[str, str]):
+    """Values of the paper; an empty string where it reports none."""
 
     def __missing__(self, key: str) -> str:
         return ""
 
 
-def show(found: Found, console: Console) -> None:
-    """Every table that applies, then what does not."""
+def print_diagnosis(found: Diagnosis, console: Console) -> None:
+    """Print every table that applies, the remarks, and the sections that do not apply."""
     head = (
         f"{found['model']} on {found['data']}, step {found['step']}, {found['images']} {found['split']} images traced"
     )
     console.print(head, highlight=False, markup=False)
-    for table in tables_of(found):
+    for table in diagnosis_tables(found):
         console.print(table)
-    for line in (*remarks(found), *absences(found)):
+    for line in (*remark_lines(found), *absent_lines(found)):
         console.print(line, highlight=False, markup=False)
     if found["paper"]:
         console.print("paper: QSV on CIFAR-10 at full size, where it reports a value", highlight=False)
 
 
-def tables_of(found: Found) -> list[Table]:
-    """Every table that applies."""
-    makers = (accuracy, by_step, field_by_shell, vertices_by_shell, over_training, parts, without_transport)
+def diagnosis_tables(found: Diagnosis) -> list[Table]:
+    """Return every table that applies."""
+    makers = (_accuracy, _by_step, _field_by_shell, _vertices_by_shell, _over_training, _parts, _without_transport)
     return [table for make in makers if (table := make(found)) is not None]
 
 
-def has(found: Found, section: str) -> bool:
-    """Whether a section was computed and applies."""
+def has_section(found: Diagnosis, section: str) -> bool:
+    """Return whether a section was computed and applies."""
     return section in found and "absent" not in found[section]
 
 
-def absences(found: Found) -> list[str]:
-    """What does not apply, and why."""
+def absent_lines(found: Diagnosis) -> list[str]:
+    """Return one line per reason, with the sections that do not apply."""
     reasons: dict[str, list[str]] = {}
     for name, section in found.items():
         if isinstance(section, dict) and "absent" in section:
@@ -62,34 +62,34 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def number(value: float | None, form: str = ".3f") -> str:
-    """A number, or a dash."""
+def format_number(value: float | None, form: str = ".3f") -> str:
+    """Format a number; a dash for None."""
     return "-" if value is None else format(value, form)
 
 
-def ranged(of: dict[str, float] | None, form: str = ".2f") -> str:
-    """Mean with its 5 % and 95 % quantiles."""
+def format_range(of: dict[str, float] | None, form: str = ".2f") -> str:
+    """Format a mean with its 5 % and 95 % quantiles."""
     return "-" if of is None else f"{of['mean']:{form}} ({of['q05']:{form}}-{of['q95']:{form}})"
 
 
-def degrees(radians: float | None) -> str:
-    """An angle of vertices."""
+def format_degrees(radians: float | None) -> str:
+    """Format an angle given in radians."""
     return "-" if radians is None else f"{math.degrees(radians):.1f}"
 
 
-def fingerprint_table(found: Sequence[Found], title: str) -> Table:
-    """The paper's diagnostics, ours by step or shell, and the verdicts."""
+def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
+    """Return the paper's diagnostics, our values by step or shell, and the verdicts."""
     table = _table(title, "diagnostic", "paper", "ours", "verdict")
-    for mark in found:
-        table.add_row(mark["name"], mark["paper"], ", ".join(f"{value:.3g}" for value in mark["ours"]), mark["verdict"])
+    for row in found:
+        table.add_row(row["name"], row["paper"], ", ".join(f"{value:.3g}" for value in row["ours"]), row["verdict"])
     return table
 
 
-def accuracy(found: Found) -> Table | None:
-    """Clean training images against held-out ones, and the ends of the classes."""
-    if not has(found, "accuracy"):
+def _accuracy(found: Diagnosis) -> Table | None:
+    """Accuracy on unaugmented training images and on held-out images; easiest and hardest classes."""
+    if not has_section(found, "accuracy"):
         return None
-    section, paper = found["accuracy"], Paper(found["paper"])
+    section, paper = found["accuracy"], PaperValues(found["paper"])
     table = _table("accuracy", "images", "accuracy", "number", "paper")
     held = section["held_out"]
     train = section["train"]
@@ -98,21 +98,21 @@ def accuracy(found: Found) -> Table | None:
     table.add_row("generalisation gap", f"{section['gap']:+.4f}", "", paper["accuracy.gap"])
     ranked = sorted(((a, name) for name, a in held["per_class"].items() if a is not None), reverse=True)
     for title, few in (("easiest", ranked[:3]), ("hardest", ranked[-3:])):
-        told = ", ".join(f"{escape(name)} {a:.2f}" for a, name in few)
-        said = [part for part in paper["accuracy.per_class"].split("; ") if title in part]
-        table.add_row(f"{title}: {told}", "", "", "".join(said))
+        listed = ", ".join(f"{escape(name)} {a:.2f}" for a, name in few)
+        reported = [part for part in paper["accuracy.per_class"].split("; ") if title in part]
+        table.add_row(f"{title}: {listed}", "", "", "".join(reported))
     return table
 
 
-def by_step(found: Found) -> Table | None:
+def _by_step(found: Diagnosis) -> Table | None:
     """Routing, spread and β of every application of the kernel."""
-    if not has(found, "routing"):
+    if not has_section(found, "routing"):
         return None
     columns: list[tuple[str, str, Sequence[float]]] = [
         ("entropy", "routing.entropy", found["routing"]["entropy"]),
         ("peak", "routing.peak", found["routing"]["peak"]),
     ]
-    if has(found, "spread"):
+    if has_section(found, "spread"):
         columns += [
             ("angle, rad", "spread.orientation", found["spread"]["orientation"]),
             ("score sd", "spread.score", found["spread"]["score"]),
@@ -122,7 +122,7 @@ def by_step(found: Found) -> Table | None:
         "by step: entropy / log k, peak x k, angle to neighbours", "step", "shells", *(c[0] for c in columns)
     )
     for index, step in enumerate(found["steps"]):
-        cells = [number(values[index]) for _, _, values in columns]
+        cells = [format_number(values[index]) for _, _, values in columns]
         table.add_row(step["name"], f"{step['source']} > {step['target']}", *cells)
     if found["paper"]:
         table.add_section()
@@ -130,33 +130,33 @@ def by_step(found: Found) -> Table | None:
     return table
 
 
-def field_by_shell(found: Found) -> Table | None:
+def _field_by_shell(found: Diagnosis) -> Table | None:
     """Base quaternions and perturbation of every shell."""
-    if not has(found, "heads"):
+    if not has_section(found, "heads"):
         return None
     columns: list[tuple[str, Callable[[int], str]]] = []
-    if has(found, "bound"):
+    if has_section(found, "bound"):
         bounds = found["bound"]["shells"]
         columns += [
-            ("bound", lambda i: number(bounds[i]["value"])),
-            ("|omega| / bound (5-95 %)", lambda i: ranged(bounds[i]["used"])),
+            ("bound", lambda i: format_number(bounds[i]["value"])),
+            ("|omega| / bound (5-95 %)", lambda i: format_range(bounds[i]["used"])),
         ]
-    columns += [("heads alike", lambda i: number(found["heads"]["similarity"][i]))]
-    if has(found, "drift"):
-        columns += [("drift, rad", lambda i: number(found["drift"]["angle"][i]))]
-    motion = found["training"]["field_motion"][-1] if has(found, "training") else None
+    columns += [("head similarity", lambda i: format_number(found["heads"]["similarity"][i]))]
+    if has_section(found, "drift"):
+        columns += [("drift, rad", lambda i: format_number(found["drift"]["angle"][i]))]
+    motion = found["training"]["field_motion"][-1] if has_section(found, "training") else None
     if motion:
-        columns += [("last epoch, rad", lambda i: number(motion[i]))]
+        columns += [("last epoch, rad", lambda i: format_number(motion[i]))]
     return _rows("field by shell", columns, len(found["shells"]))
 
 
-def vertices_by_shell(found: Found) -> Table | None:
-    """How vertices lie on every shell, and how far they moved."""
-    if not has(found, "coverage"):
+def _vertices_by_shell(found: Diagnosis) -> Table | None:
+    """Spacing and displacement of the vertices of every shell."""
+    if not has_section(found, "coverage"):
         return None
     shells = found["coverage"]["shells"]
     sphere = found["layout"] == "sphere"
-    unit: Callable[[float | None], str] = degrees if sphere else number
+    unit: Callable[[float | None], str] = format_degrees if sphere else format_number
     columns: list[tuple[str, Callable[[int], str]]] = [
         ("V", lambda i: str(found["shells"][i]["vertices"])),
         ("nearest, deg" if sphere else "nearest", lambda i: unit(shells[i]["nearest"]["mean"])),
@@ -164,10 +164,10 @@ def vertices_by_shell(found: Found) -> Table | None:
     ]
     if sphere:
         columns += [
-            ("pole density", lambda i: number(shells[i]["pole_density"], ".2f")),
-            ("energy", lambda i: number(shells[i]["energy"])),
-            ("at start", lambda i: number((shells[i]["start"] or {}).get("energy"))),
-            ("moved, deg", lambda i: degrees((shells[i]["displacement"] or {}).get("mean"))),
+            ("pole density", lambda i: format_number(shells[i]["pole_density"], ".2f")),
+            ("energy", lambda i: format_number(shells[i]["energy"])),
+            ("at start", lambda i: format_number((shells[i]["start"] or {}).get("energy"))),
+            ("moved, deg", lambda i: format_degrees((shells[i]["displacement"] or {}).get("mean"))),
         ]
     table = _rows("vertices by shell", columns, len(shells))
     if sphere and found["paper"]:
@@ -183,13 +183,13 @@ def _rows(title: str, columns: Sequence[tuple[str, Callable[[int], str]]], shell
     return table
 
 
-def over_training(found: Found) -> Table | None:
-    """First and last epoch of what is logged, mean over steps or shells."""
-    if not has(found, "training"):
+def _over_training(found: Diagnosis) -> Table | None:
+    """First, last, smallest and largest value of the logged measures, mean over steps or shells."""
+    if not has_section(found, "training"):
         return None
-    training, paper = found["training"], Paper(found["paper"])
-    table = _table("over training", "mean over steps or shells", "first", "last", "least", "most", "paper")
-    for title, name, said in (
+    training, paper = found["training"], PaperValues(found["paper"])
+    table = _table("over training", "mean over steps or shells", "first", "last", "min", "max", "paper")
+    for title, name, reported in (
         ("entropy / log k", "routing_entropy", paper["routing.entropy"]),
         ("peak x k", "routing_peak", paper["routing.peak"]),
         ("beta", "beta", paper["beta.training"]),
@@ -198,13 +198,15 @@ def over_training(found: Found) -> Table | None:
     ):
         means = [sum(row) / len(row) for row in training[name] if row]
         if means:
-            table.add_row(title, *(number(value) for value in (means[0], means[-1], min(means), max(means))), said)
+            table.add_row(
+                title, *(format_number(value) for value in (means[0], means[-1], min(means), max(means))), reported
+            )
     return table if table.rows else None
 
 
-def parts(found: Found) -> Table | None:
-    """Where parameters and time are."""
-    if not has(found, "parts"):
+def _parts(found: Diagnosis) -> Table | None:
+    """Parameters and forward time by part."""
+    if not has_section(found, "parts"):
         return None
     section = found["parts"]
     counts, time = section["parameters"], section["time_share"]
@@ -213,16 +215,20 @@ def parts(found: Found) -> Table | None:
     table = _table(title, "part", "parameters", "share", "time of a forward pass")
     for name in (*counts, *(name for name in time if name not in counts)):
         count, share = counts.get(name), section["parameter_share"].get(name)
-        cells = ("-" if count is None else f"{count:,}", number(share, ".1%"), number(time.get(name), ".1%"))
+        cells = (
+            "-" if count is None else f"{count:,}",
+            format_number(share, ".1%"),
+            format_number(time.get(name), ".1%"),
+        )
         table.add_row(name, *cells)
     table.add_section()
     table.add_row("all", f"{section['total']:,}", "", f"{section['images_per_second']:.0f} images/s")
     return table
 
 
-def without_transport(found: Found) -> Table | None:
-    """What a head's rotation is worth once trained."""
-    if not has(found, "transport"):
+def _without_transport(found: Diagnosis) -> Table | None:
+    """Accuracy and likelihood without the transport of each head and step."""
+    if not has_section(found, "transport"):
         return None
     section = found["transport"]
     table = _table("transport off at test time", "where", "accuracy", "nll")
@@ -234,21 +240,22 @@ def without_transport(found: Found) -> Table | None:
     return table
 
 
-def remarks(found: Found) -> list[str]:
-    """What one line can say."""
+def remark_lines(found: Diagnosis) -> list[str]:
+    """Return the results that fit in one line each."""
     lines = []
-    if has(found, "graphs"):
+    if has_section(found, "graphs"):
         least = min(min(row.values()) for row in found["graphs"]["agreement"])
         lines.append(f"Euclidean, geodesic and cosine neighbours are the same for {least:.2%} of targets (paper: all)")
-    if has(found, "holonomy"):
-        flat = found["holonomy"]
+    if has_section(found, "holonomy"):
+        holonomy = found["holonomy"]
         lines.append(
-            f"holonomy of {flat['triangles']} triangles ({flat['step']}): at most {flat['angle']:.1e} rad; "
-            f"carried round by the kernel, features change by {flat['carried']:.1e}"
+            f"holonomy of {holonomy['triangles']} triangles ({holonomy['step']}): at most {holonomy['angle']:.1e} rad; "
+            f"transported around them by the kernel, features change by {holonomy['carried']:.1e}"
         )
-    if has(found, "receptive"):
+    if has_section(found, "receptive"):
         share = found["receptive"]["effective_share"]
         lines.append(
-            f"a prediction leans on {share:.0%} of the pixels (gradient of its logit, {found['images']} images)"
+            f"predictions depend effectively on {share:.0%} of the pixels "
+            f"(gradient of the predicted logit, {found['images']} images)"
         )
     return lines

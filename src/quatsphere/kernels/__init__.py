@@ -1,38 +1,45 @@
-"""One operation, several backends: the coupled quaternion kernel, and the dot-product kernel beside it."""
+"""The coupled quaternion kernel and the operations around it, each with several backends."""
 
-from quatsphere.kernels.attention import (
-    BACKENDS,
-    choose_backend,
+from quatsphere.kernels.api import (
+    add_resampled,
     dot_product_attention,
     dot_product_weights,
-    explain_backend,
-    quaternion_attention,
-    routing_weights,
-)
-from quatsphere.kernels.cpu.masks import register_masks
-from quatsphere.kernels.per_token import (
-    Mixing,
-    Network,
-    add_resampled,
     feed_forward,
     perturb,
     perturb_by,
+    quaternion_attention,
     resample_vertices,
+    routing_weights,
     tangent,
 )
-from quatsphere.kernels.problem import TRANSPORTS, Problem
-from quatsphere.kernels.step import Ends, Kept, runs_whole, whole_step
+from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
+from quatsphere.kernels.cpu.masks import register_masks
+from quatsphere.kernels.inputs import (
+    TRANSPORTS,
+    AttentionInputs,
+    DropoutMasks,
+    EdgeFunction,
+    FusedStepInputs,
+    Mixing,
+    Network,
+    Rule,
+    ShellPair,
+)
 from quatsphere.kernels.transforms import differentiated_again, outside_transforms, transformed
 
 __all__ = [
     "BACKENDS",
     "TRANSPORTS",
-    "Ends",
-    "Kept",
+    "AttentionInputs",
+    "DropoutMasks",
+    "EdgeFunction",
+    "FusedStepInputs",
     "Mixing",
     "Network",
-    "Problem",
+    "Rule",
+    "ShellPair",
     "add_resampled",
+    "backends_on",
     "choose_backend",
     "differentiated_again",
     "dot_product_attention",
@@ -45,10 +52,9 @@ __all__ = [
     "quaternion_attention",
     "resample_vertices",
     "routing_weights",
-    "runs_whole",
+    "select_backend",
     "tangent",
     "transformed",
-    "whole_step",
 ]
 
 register_masks()

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from quatsphere.config import QSVConfig
 from quatsphere.models.lattice import LatticeModel, build_embedding, build_layout
 from quatsphere.nn.dropout import KeyedDropout
+from quatsphere.nn.extensions import build_routing, build_transport
 from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, PerturbationOfShells, ShellField
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.pooling import POOLINGS
-from quatsphere.nn.routing import ROUTINGS
-from quatsphere.nn.shell_step import GatedResidual, Place, Residual, ShellStep
+from quatsphere.nn.shell_step import GatedResidual, Residual, ShellState, ShellStep
 from quatsphere.nn.trace import NoTrace, Trace
-from quatsphere.nn.transport import TRANSPORTS, HeadMixing
+from quatsphere.nn.transport import HeadMixing
 
 FIELDS = {
     "learned": (None, True, True),
@@ -30,7 +30,9 @@ FIELDS = {
 
 
 class QSV(LatticeModel):
-    """639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
+    """Quat-Sphere-Vision: images (B, C, Y, X) -> logits (B, classes).
+
+    639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
     seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
     classifier 2,570. With a perturbation network per shell, five instead of seven: 505,971.
     """
@@ -45,6 +47,7 @@ class QSV(LatticeModel):
         ("value map", ".transport."),
         ("head mixing", ".head_mixing."),
         ("betas", ".beta_logit"),
+        ("routing", ".routing."),
         ("bounds", ".bound.logit"),
         ("gates", ".gate.logit"),
         ("classifier", "classifier."),
@@ -79,12 +82,12 @@ class QSV(LatticeModel):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
+        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
         trace = Trace() if return_trace else NoTrace()
         keys = self.sample_keys(images, sample_keys)
         if not torch.compiler.is_compiling():
             self.layout.refresh()
-        shells = [Place(shell, field) for shell, field in zip(self.layout.shells, self.fields, strict=True)]
+        shells = [ShellState(shell, field) for shell, field in zip(self.layout.shells, self.fields, strict=True)]
         tokens = embedded = self.embed(images, self.layout.image_coords())
         tokens = self.within(tokens, shells[0], shells[0], self.layout.within, keys, trace)
         for step, source, target, graph in zip(self.cross, shells, shells[1:], self.layout.cross, strict=False):
@@ -96,9 +99,12 @@ class QSV(LatticeModel):
         return (logits, trace) if return_trace else logits
 
     def unreachable_parameters(self) -> set[str]:
-        """Parameters that the task loss cannot move in this variant: they have no gradient, all others do."""
+        """Parameters that have no gradient of the task loss in this variant; all others have one.
+
+        Registered rules are assumed to use the field and, for routing, β.
+        """
         config, roles = self.config, self.parameter_roles()
-        routes_by_field = config.routing in ("alignment", "absolute", "geometric")
+        routes_by_field = config.routing != "uniform"
         constant_scores = config.field == "frozen_identity" and config.routing in ("alignment", "absolute")
         out: set[str] = set()
         if config.routing != "geometric":
@@ -126,7 +132,7 @@ def _build_perturbation(config: QSVConfig) -> Perturbation:
 
 
 def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells | NoPerturbation:
-    """What a step perturbs the field with: nothing, the networks of its shells, or one of its own."""
+    """Perturbation of a step: none, the networks of its shells, or a network of the step."""
     _, _, perturbed = FIELDS[config.field]
     if not perturbed:
         return NoPerturbation()
@@ -134,13 +140,13 @@ def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells
 
 
 def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> ShellStep:
-    """One step with parts of its own; the β probes touch the cross-shell steps only."""
+    """Build one step; the β probes apply to the cross-shell steps only."""
     heads, channels = config.heads, config.channels
     beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
     return ShellStep(
         _step_perturbation(config),
-        ROUTINGS[config.routing](heads, beta_start, beta_frozen),
-        TRANSPORTS[config.transport](heads, channels),
+        build_routing(config.routing, heads, channels, beta_start, beta_frozen),
+        build_transport(config.transport, heads, channels),
         (
             HamiltonLinear(heads, channels, channels),
             HamiltonFFN(heads, channels, backend=config.backend, skip=config.inner_skip == "residual"),

@@ -1,4 +1,9 @@
-"""Routing: how much each neighbour weighs. Every rule owns β, used or not, so that variants keep their parameters."""
+"""Routing: the weight of each neighbour.
+
+To add a rule to the package, touch three files: this one (a class whose `rule` is a static function on edges, and its
+name in ROUTINGS), `config/schema.py` (the choice) and `study/variants.py` (its row of an ablation). Plain torch runs
+it on every device; fused kernels may follow. A rule outside the package touches none: see `quatsphere.nn.extensions`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from quatsphere.kernels import Rule
 from quatsphere.nn.layout import Shell
 
 
-class Alignment(nn.Module):
-    """softmax_j(β_h Re(r_ij)) with β_h = softplus(logit) + 0.1 learned per head and step (eq:attn-weight)."""
+class Routing(nn.Module):
+    """Base of all rules. Every rule owns β, used or not, so that variants have equal parameters.
+
+    β_h = softplus(logit) + 0.1, learned per head and step, or frozen.
+    """
 
     roles = {"beta_logit": "betas"}
-    rule = "alignment"
+    rule: Rule
+    """Name of the kernel's routing, or a function on edges."""
     beta_logit: Tensor
 
     def __init__(self, heads: int, beta_start: float | None = None, frozen: bool = False) -> None:
@@ -33,23 +43,29 @@ class Alignment(nn.Module):
         return F.softplus(self.beta_logit) + 0.1
 
     def directions(self, shell: Shell) -> Tensor | None:
-        """What the rule needs to know of the vertices' places: nothing."""
+        """Directions (V, 3) of the vertices, for rules that need them."""
         return None
 
 
-class Absolute(Alignment):
-    """softmax_j(β_h |Re(r_ij)|): folds the double cover."""
+class Alignment(Routing):
+    """softmax_j(β_h Re(r_ij)) (eq:attn-weight)."""
+
+    rule = "alignment"
+
+
+class Absolute(Routing):
+    """softmax_j(β_h |Re(r_ij)|): q and -q count as one rotation."""
 
     rule = "absolute"
 
 
-class Uniform(Alignment):
-    """1/k: the routing role switched off; β stays as a parameter that nothing reaches."""
+class Uniform(Routing):
+    """1/k: the routing role switched off; β has no gradient."""
 
     rule = "uniform"
 
 
-class Geometric(Alignment):
+class Geometric(Routing):
     """softmax_j(-β_h ‖p_i - q_i p_j q_i*‖²) on unit directions, differentiable in the positions."""
 
     rule = "geometric"
@@ -63,7 +79,7 @@ def _inverse_softplus(value: float) -> float:
     return value + math.log(-math.expm1(-value))
 
 
-ROUTINGS: dict[str, type[Alignment]] = {
+ROUTINGS: dict[str, type[Routing]] = {
     "alignment": Alignment,
     "absolute": Absolute,
     "uniform": Uniform,

@@ -1,8 +1,9 @@
-"""One step of QSV: kernel, Hamilton block, residual. The same class within a shell and between two."""
+"""One step of QSV: field, kernel, Hamilton block, residual. The same class within a shell and between two."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 
 from quatsphere.kernels import (
     TRANSPORTS,
-    Ends,
-    Kept,
-    Problem,
+    AttentionInputs,
+    DropoutMasks,
+    FusedStepInputs,
+    ShellPair,
     add_resampled,
     quaternion_attention,
     routing_weights,
-    runs_whole,
-    whole_step,
+    select_backend,
 )
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
@@ -31,10 +32,10 @@ from quatsphere.nn.field import (
 )
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Graph, Shell
-from quatsphere.nn.remembered import Remembered
-from quatsphere.nn.routing import Alignment
+from quatsphere.nn.parameter_cache import ParameterCache
+from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
-from quatsphere.nn.transport import HeadMixing, Sandwich
+from quatsphere.nn.transport import HeadMixing, Transport
 
 
 def to_quaternions(tokens: Float[Tensor, "b v d"], heads: int) -> Float[Tensor, "b v h q 4"]:
@@ -55,7 +56,7 @@ class Residual(nn.Module):
     def forward(
         self, update: Float[Tensor, "b v d"], tokens: Float[Tensor, "b v d"], graph: Graph
     ) -> Float[Tensor, "b v d"]:
-        """No parameters."""
+        """Add the tokens."""
         return update + tokens
 
 
@@ -71,7 +72,7 @@ class GatedResidual(nn.Module):
     def forward(
         self, update: Float[Tensor, "b t d"], tokens: Float[Tensor, "b s d"], graph: Graph
     ) -> Float[Tensor, "b t d"]:
-        """The gate is one number for the whole shell."""
+        """Add the interpolated tokens, scaled by one gate for the whole shell."""
         return add_resampled(update, self.value, tokens, graph.resample_indices, graph.resample_weights)
 
     @property
@@ -80,24 +81,40 @@ class GatedResidual(nn.Module):
         return torch.sigmoid(self.logit)
 
 
-class Place(NamedTuple):
-    """One end of a step's graph: the shell's vertices and its quaternions."""
+class ShellState(NamedTuple):
+    """A shell's vertices and its quaternions."""
 
     shell: Shell
     field: ShellField
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, dropout masks."""
+
+    tokens: Tensor
+    source: ShellState
+    target: ShellState
+    graph: Graph
+    masks: DropoutMasks
+
+    @property
+    def fields(self) -> list[ShellField]:
+        """Fields of the two shells, or of the one."""
+        return [self.source.field] if self.target is self.source else [self.source.field, self.target.field]
 
 
 class ShellStep(nn.Module):
     """h = Hamilton_post(kernel(x)) + residual (eqs attn-weight, residual); each step owns all its parts."""
 
     fused = True
-    """Whether the step may run in one operator; where False it runs part by part, within reach of patches and hooks."""
+    """Set to False to run the step part by part, where patches and hooks of every part take effect."""
 
     def __init__(
         self,
         perturbation: Perturbation | PerturbationOfShells | NoPerturbation,
-        routing: Alignment,
-        transport: Sandwich,
+        routing: Routing,
+        transport: Transport,
         post: tuple[HamiltonLinear, HamiltonFFN],
         gate: Residual | GatedResidual,
         dropouts: tuple[KeyedDropout, KeyedDropout],
@@ -111,90 +128,69 @@ class ShellStep(nn.Module):
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
-        self.derived: Remembered[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = Remembered()
+        self.derived: ParameterCache[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = ParameterCache()
 
     def forward(
         self,
         tokens: Float[Tensor, "b s d"],
-        source: Place,
-        target: Place,
+        source: ShellState,
+        target: ShellState,
         graph: Graph,
         keys: Int[Tensor, "b"],
         trace: Trace,
     ) -> Float[Tensor, "b t d"]:
-        """Tokens of the source shell -> tokens of the target shell: in one operator, or part by part."""
+        """Tokens of the source shell -> tokens of the target shell, by the first backend that supports the step."""
         edges = (*graph.neighbours.shape, source.field.base.shape[1])
-        keep = self.attention_dropout.mask(keys, edges)
-        kept = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
-        dropped = Kept(keep, kept, self.attention_dropout.scale, self.output_dropout.scale)
-        if self.fused and not trace.looks and self.runs_whole(tokens, source, target, graph):
-            return self.whole(tokens, source, target, graph, dropped)
-        return self.parts(tokens, source, target, graph, dropped, trace)
+        weights = self.attention_dropout.mask(keys, edges)
+        update = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
+        masks = DropoutMasks(weights, update, self.attention_dropout.scale, self.output_dropout.scale)
+        inputs = StepInputs(tokens, source, target, graph, masks)
+        backend = next(backend for backend in STEP_BACKENDS if backend.supports(self, inputs, trace) is None)
+        return backend.step(self, inputs, trace)
 
-    def runs_whole(self, tokens: Tensor, source: Place, target: Place, graph: Graph) -> bool:
-        """Whether the operator of whole steps does what the parts would do."""
-        if not runs_whole(tokens, source.field.base, self.backend) or (graph.mixing is None) != (source is target):
-            return False
-        if self.transport.rule not in TRANSPORTS or not isinstance(self.head_mixing, nn.Identity) or self.ffn.skip:
-            return False
-        methods = [self.parts, self.features, self.attend, self.perturbation.fields, self.transport.prepare]
-        methods += [self.routing.directions, self.ffn.forward, self.gate.forward]
-        methods += [source.field.bound.perturb, target.field.bound.perturb]
-        return all(getattr(method, "__func__", method) in REPLACED for method in methods) and not self.hooked()
-
-    def hooked(self) -> bool:
-        """Whether a part has hooks that its call would run."""
-        return any(
-            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-            for part in (self.ffn, self.gate)
-        )
-
-    def whole(
-        self, tokens: Float[Tensor, "b s d"], source: Place, target: Place, graph: Graph, dropped: Kept
-    ) -> Float[Tensor, "b t d"]:
+    def forward_fused(self, inputs: StepInputs) -> Float[Tensor, "b t d"]:
         """The step in one operator."""
         assert isinstance(self.perturbation, Perturbation)
-        fields = [source.field] if target is source else [source.field, target.field]
+        assert isinstance(self.routing.rule, str)
+        assert isinstance(self.transport.rule, str)
+        tokens, graph, fields = inputs.tokens, inputs.graph, inputs.fields
         layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
         bounds, beta, post, gate = self.derived(
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
             lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )
-        return whole_step(
-            tokens,
-            self.perturbation.inner.weight,
-            self.perturbation.network,
-            Ends(bounds, source.field.base, None if target is source else target.field.base),
-            graph.neighbours,
-            beta,
-            post,
-            residual=(gate, graph.mixing),
-            kept=dropped,
-            rules=(self.routing.rule, self.transport.rule),
+        return select_backend(self.backend, str(tokens.device)).step(
+            FusedStepInputs(
+                tokens,
+                self.perturbation.inner.weight,
+                self.perturbation.network,
+                ShellPair(bounds, fields[0].base, fields[1].base if len(fields) > 1 else None),
+                graph.neighbours,
+                beta,
+                *post,
+                gate,
+                graph.mixing,
+                inputs.masks,
+                self.routing.rule,
+                self.transport.rule,
+            )
         )
 
-    def parts(
-        self,
-        tokens: Float[Tensor, "b s d"],
-        source: Place,
-        target: Place,
-        graph: Graph,
-        dropped: Kept,
-        trace: Trace,
-    ) -> Float[Tensor, "b t d"]:
-        """Field, kernel, Hamilton block and residual one after the other, each in sight."""
+    def forward_unfused(self, inputs: StepInputs, trace: Trace) -> Float[Tensor, "b t d"]:
+        """Field, kernel, Hamilton block and residual, one after the other."""
+        tokens, source, target, graph = inputs.tokens, inputs.source, inputs.target, inputs.graph
         source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.mixing)
         features = self.features(tokens, source_field.shape[2])
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
-        aggregated = self.attend(target_field, source_field, features, graph, dropped.edges, directions)
-        update = to_flat(self.ffn(aggregated, self.post, dropped.update, self.output_dropout.scale))
+        aggregated = self.attend(target_field, source_field, features, graph, inputs.masks.edges, directions)
+        update = to_flat(self.ffn(aggregated, self.post, inputs.masks.update, self.output_dropout.scale))
         hidden = self.gate(update, tokens, graph)
-        trace.step(lambda: self.look(target_field, source_field, features, graph, directions))
+        trace.step(lambda: self.trace_values(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})
         return hidden
 
     def features(self, tokens: Float[Tensor, "b s d"], heads: int) -> Float[Tensor, "b s h q 4"]:
-        """What the sources send, before the kernel turns it."""
+        """Features of the sources before the kernel transports them."""
         return self.transport.prepare(to_quaternions(self.head_mixing(tokens), heads))
 
     def attend(
@@ -206,7 +202,7 @@ class ShellStep(nn.Module):
         keep: Tensor | None,
         directions: tuple[Tensor | None, Tensor | None],
     ) -> Float[Tensor, "b t h q 4"]:
-        """The coupled kernel on this step's graph, in the dtype of its inputs where those are narrow."""
+        """The coupled kernel on this step's graph, returned in the promoted dtype of fields and features."""
         aggregated = quaternion_attention(
             target_field,
             source_field,
@@ -223,7 +219,7 @@ class ShellStep(nn.Module):
         )
         return aggregated.to(torch.promote_types(target_field.dtype, features.dtype))
 
-    def look(
+    def trace_values(
         self,
         target_field: Tensor,
         source_field: Tensor,
@@ -231,20 +227,12 @@ class ShellStep(nn.Module):
         graph: Graph,
         directions: tuple[Tensor | None, Tensor | None],
     ) -> dict[str, Tensor]:
-        """What a trace wants to see of the kernel: fields, graph, β, scores and weights (before dropout)."""
-        beta = self.routing.beta
-        problem = Problem(
-            target_field,
-            source_field,
-            features,
-            graph.neighbours,
-            beta,
-            self.routing.rule,
-            self.transport.rule,
-            None,
-            *directions,
+        """Values of the kernel for a trace: fields, graph, β, scores and weights (before dropout)."""
+        beta, rules = self.routing.beta, (self.routing.rule, self.transport.rule)
+        inputs = AttentionInputs(
+            target_field, source_field, features, graph.neighbours, beta, *rules, None, *directions
         )
-        scores, weights = routing_weights(problem)
+        scores, weights = routing_weights(inputs)
         return {
             "field": target_field,
             "source_field": source_field,
@@ -255,13 +243,68 @@ class ShellStep(nn.Module):
         }
 
 
-REPLACED = [
-    ShellStep.parts,
-    ShellStep.features,
-    ShellStep.attend,
-    Perturbation.fields,
-    Sandwich.prepare,
-    Alignment.directions,
+class StepBackend(Protocol):
+    """An implementation of a whole step."""
+
+    def supports(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> str | None:
+        """Return why this backend does not run the step, or None if it does."""
+
+    def step(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> Tensor:
+        """Run the step: (B, S, d) -> (B, T, d)."""
+
+
+class FusedStep:
+    """One operator for the whole step, where every part is the built-in one and no trace is recorded."""
+
+    def supports(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> str | None:
+        """Return which part of the step the operator does not implement."""
+        if trace.enabled or not module.fused:
+            return "the step is traced or runs part by part"
+        if not isinstance(module.routing.rule, str) or module.transport.rule not in TRANSPORTS:
+            return "the operator does not have the rule"
+        if not isinstance(module.head_mixing, nn.Identity) or module.ffn.skip:
+            return "the operator has no head mixing and no skip of the Hamilton block"
+        if (inputs.graph.mixing is None) != (inputs.source is inputs.target):
+            return "the operator interpolates between all shells and within none"
+        bounds = [field.bound.perturb for field in inputs.fields]
+        methods = [module.forward_unfused, module.features, module.attend, module.perturbation.fields, *bounds]
+        methods += [module.transport.prepare, module.routing.directions, module.ffn.forward, module.gate.forward]
+        if not all(getattr(method, "__func__", method) in FUSED_METHODS for method in methods):
+            return "a part is patched or replaced by a subclass"
+        if any(_has_hooks(part) for part in (module.ffn, module.gate)):
+            return "a part has hooks"
+        backend = select_backend(module.backend, str(inputs.tokens.device))
+        return backend.supports_step(inputs.tokens, inputs.source.field.base)
+
+    def step(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> Tensor:
+        """Run the operator."""
+        return module.forward_fused(inputs)
+
+
+class TorchStep:
+    """The parts of the step one after the other, around the kernel that the device has: supports everything."""
+
+    def supports(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> str | None:
+        """Return None."""
+        return None
+
+    def step(self, module: ShellStep, inputs: StepInputs, trace: Trace) -> Tensor:
+        """Run the parts."""
+        return module.forward_unfused(inputs, trace)
+
+
+STEP_BACKENDS: tuple[StepBackend, ...] = (FusedStep(), TorchStep())
+"""The first that supports a step runs it."""
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(hooks)
+
+
+FUSED_METHODS = [
+    *(ShellStep.forward_unfused, ShellStep.features, ShellStep.attend),
+    *(Perturbation.fields, LearnedBound.perturb, Transport.prepare, Routing.directions),
+    *(HamiltonFFN.forward, Residual.forward, GatedResidual.forward),
 ]
-REPLACED += [HamiltonFFN.forward, Residual.forward, GatedResidual.forward, LearnedBound.perturb]
-"""Methods that the operator of whole steps stands for; others in their place (subclasses, patches) it does not run."""
+"""Methods that the fused operator implements; it does not run a step with others in their place."""

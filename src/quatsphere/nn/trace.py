@@ -1,4 +1,4 @@
-"""Intermediates by name, without hooks: a trace that records, and one that does not."""
+"""Traces: intermediate results of a forward pass by name, recorded without hooks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ from torch import Tensor
 class Trace(dict[str, Any]):
     """name -> tensor, or name -> list with one tensor per step."""
 
-    looks = True
+    enabled = True
 
     def step(self, values: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Append one step's values; a function, so that what only a trace wants is only computed for a trace."""
-        for name, value in values().items():
-            self.setdefault(name, []).append(value)
+        """Append the values of one step; `values` is a function, so that a disabled trace computes nothing."""
+        if self.enabled:
+            for name, value in values().items():
+                self.setdefault(name, []).append(value)
 
     def note(self, values: Callable[[], Mapping[str, Any]]) -> None:
         """Record values that occur once in a forward pass."""
-        self.update(values())
+        if self.enabled:
+            self.update(values())
 
 
 class NoTrace(Trace):
-    """Records nothing."""
+    """A trace that records nothing."""
 
-    looks = False
-
-    def step(self, values: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Nothing."""
-
-    def note(self, values: Callable[[], Mapping[str, Any]]) -> None:
-        """Nothing."""
+    enabled = False

@@ -1,4 +1,9 @@
-"""Transport: how a message changes on its way. `prepare` acts on the sources, `rule` names what the kernel does."""
+"""Transport: the map from a source's features to the message that a target receives.
+
+To add a rule to the package, touch three files: this one (a class whose `rule` is a static function on edges, and its
+name in TRANSPORTS), `config/schema.py` (the choice) and `study/variants.py` (its row of an ablation). Plain torch runs
+it on every device; fused kernels may follow. A rule outside the package touches none: see `quatsphere.nn.extensions`.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +15,55 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from quatsphere.kernels import Rule
 
-class Sandwich(nn.Module):
-    """m_ij = r_ij ⊗ x_j ⊗ r_ij* (eq:attn-weight)."""
 
-    rule = "sandwich"
+class Transport(nn.Module):
+    """Base of all rules: `prepare` maps the features of every source, then the kernel applies `rule`."""
+
+    rule: Rule
+    """Name of the kernel's transport, or a function on edges."""
 
     def __init__(self, heads: int, channels: int) -> None:
         super().__init__()
 
     def prepare(self, features: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v h q 4"]:
-        """The features as they are."""
+        """Return the features unchanged."""
         return features
 
 
-class Identity(Sandwich):
+class Sandwich(Transport):
+    """m_ij = r_ij ⊗ x_j ⊗ r_ij* (eq:attn-weight)."""
+
+    rule = "sandwich"
+
+
+class Identity(Transport):
     """m_ij = x_j: the transport role switched off."""
 
     rule = "identity"
 
 
-class OneSided(Sandwich):
+class OneSided(Transport):
     """m_ij = r_ij ⊗ x_j, QuatE's product: mixes real and imaginary parts."""
 
     rule = "one_sided"
 
 
-class Lift(Sandwich):
-    """m_ij = q_j ⊗ x_j ⊗ q_j*: into the shared frame, and not out of it."""
+class Lift(Transport):
+    """m_ij = q_j ⊗ x_j ⊗ q_j*: into the shared frame only."""
 
     rule = "lift"
 
 
-class Lower(Sandwich):
-    """m_ij = q_i* ⊗ x_j ⊗ q_i: into the target's frame, as if the tokens lay in a shared one."""
+class Lower(Transport):
+    """m_ij = q_i* ⊗ x_j ⊗ q_i: from the shared frame into the target's only."""
 
     rule = "lower"
 
 
-class Projected(Sandwich):
-    """m_ij = W_h x_j, a real linear map per head: does the form of transport matter?"""
+class Projected(Transport):
+    """m_ij = W_h x_j, a learned real linear map per head, independent of the field."""
 
     rule = "identity"
 
@@ -70,7 +84,7 @@ class Projected(Sandwich):
 
 
 class HeadMixing(nn.Module):
-    """x_j -> W x_j with one real matrix over all heads, no bias: what attention's W_V does, before any transport."""
+    """x_j -> W x_j with one real matrix over all heads, no bias, before any transport: attention's W_V."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -86,7 +100,7 @@ class HeadMixing(nn.Module):
         return F.linear(tokens, self.weight)
 
 
-TRANSPORTS: dict[str, type[Sandwich]] = {
+TRANSPORTS: dict[str, type[Transport]] = {
     "sandwich": Sandwich,
     "identity": Identity,
     "one_sided": OneSided,

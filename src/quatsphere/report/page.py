@@ -1,4 +1,4 @@
-"""A report as plain parts (tiles, tables, pictures, cards, claims) and the one HTML file they make."""
+"""Self-contained HTML pages: templates with inline assets, and the parts of a report page."""
 
 from __future__ import annotations
 
@@ -8,37 +8,47 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from quatsphere.report.figures import to_bytes
+from quatsphere.errors import ConfigError
 from quatsphere.storage.atomic import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ASSETS = Path(__file__).with_name("assets")
 
 
-def asset(*names: str) -> str:
-    """The text of asset files, one after the other."""
+def page_path(requested: str | None, default: Path) -> Path:
+    """Return the path of a page to write; ConfigError if its folder does not exist."""
+    page = default if requested is None else Path(requested)
+    if not page.absolute().parent.is_dir():
+        raise ConfigError(f"no folder {page.parent} (for {page.name}); create it or use another -o")
+    return page
+
+
+def read_assets(*names: str) -> str:
+    """Return the concatenated text of asset files."""
     return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
 def inline_script(*names: str) -> tuple[Markup, str]:
-    """(script for the page, its hash for the policy): the files as one function, so that no name leaks."""
-    text = f"'use strict';\n(() => {{\n{asset(*names)}\n}})();\n"
+    """Return script files as one function, and its hash for the Content-Security-Policy."""
+    text = f"'use strict';\n(() => {{\n{read_assets(*names)}\n}})();\n"
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(text), f"'sha256-{digest}'"
 
 
-def policy(scripts: str = "'none'") -> str:
-    """Content-Security-Policy: inline style and pictures, this script and no other, no connection at all."""
+def security_policy(scripts: str = "'none'") -> str:
+    """Return the Content-Security-Policy: inline styles, data URIs, the given script hashes, no connections."""
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}"
 
 
-def render(template: str, styles: tuple[str, ...], **facts: Any) -> str:
-    """The page of a template in `assets`."""
+def write_page(path: Path, template: str, styles: tuple[str, ...], **values: Any) -> None:
+    """Render a template in `assets` and write it atomically; characters that are not Unicode are escaped."""
     environment = Environment(
         loader=FileSystemLoader(ASSETS),
         autoescape=True,
@@ -46,18 +56,13 @@ def render(template: str, styles: tuple[str, ...], **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(style=Markup(asset(*styles)), **facts)
-
-
-def write_page(path: Path, template: str, styles: tuple[str, ...], **facts: Any) -> None:
-    """Write the page atomically; what is no Unicode in a file's name is shown escaped."""
-    text = render(template, styles, **facts)
+    text = environment.get_template(template).render(style=Markup(read_assets(*styles)), **values)
     write_text(path, text.encode("utf-8", "backslashreplace").decode())
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number to see first."""
+    """A headline number."""
 
     label: str
     value: str
@@ -65,8 +70,8 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows of text under headings; the first column names the row, `marked` rows stand out."""
+class PageTable:
+    """Rows of text under headings; the first column names the row, `marked` rows are highlighted."""
 
     title: str
     columns: Sequence[str]
@@ -78,7 +83,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with a sentence; `title` is also what a screen reader says. Sizes are in points."""
+    """A figure with a caption; `title` is also its text for screen readers. Sizes are in points."""
 
     title: str
     text: str
@@ -88,30 +93,30 @@ class Picture:
 
     @property
     def wide(self) -> bool:
-        """Whether its letters would be too small on a phone, which then scrolls it."""
+        """Whether the picture scrolls on a phone, because its text would become too small."""
         return self.width > 380
 
 
 @dataclass(frozen=True)
 class Card:
-    """One image, what the model samples of it, and what it says."""
+    """One image, the patches sampled from it, and the prediction."""
 
     name: str
     image: str
     patches: str | None
-    said: str
-    sure: float
+    predicted: str
+    probability: float
     truth: str
 
     @property
-    def right(self) -> bool:
-        """Whether the model says what it is."""
-        return self.said == self.truth
+    def correct(self) -> bool:
+        """Whether the prediction is the true class."""
+        return self.predicted == self.truth
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, the two numbers, and what our runs say of it."""
+class PageClaim:
+    """A statement of the paper with its value, our value and the verdict."""
 
     id: str
     statement: str
@@ -126,14 +131,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with an anchor of its own."""
+    """A part of the page with an anchor."""
 
     title: str
     text: str = ""
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     pictures: Sequence[Picture] = ()
     cards: Sequence[Card] = ()
-    claims: Sequence[Claim] = ()
+    claims: Sequence[PageClaim] = ()
 
     @property
     def anchor(self) -> str:
@@ -142,17 +147,17 @@ class Section:
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """verdict -> how many claims have it."""
+        """Number of claims by verdict."""
         return {verdict: sum(claim.verdict == verdict for claim in self.claims) for verdict in VERDICTS}
 
 
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?"}
-"""verdict -> its sign, so that nobody needs the colour."""
+"""verdict -> sign, readable without colour."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page."""
+    """A report page."""
 
     title: str
     subtitle: str
@@ -163,12 +168,16 @@ class Report:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write the page atomically; every word in it is shown as text, whatever it contains."""
-    write_page(path, "report.html.j2", ("base.css", "report.css"), report=report, signs=VERDICTS, policy=policy())
+    """Write the page atomically; all text is escaped."""
+    write_page(
+        path, "report.html.j2", ("base.css", "report.css"), report=report, signs=VERDICTS, policy=security_policy()
+    )
 
 
-def draw(title: str, text: str, figure: Figure) -> Picture:
-    """A figure as SVG in a data URI: sharp at every size, and no script inside it would run."""
+def to_picture(title: str, text: str, figure: Figure) -> Picture:
+    """Return a figure as SVG in a data URI, in which scripts do not run."""
+    from quatsphere.report.figures.style import to_bytes  # pages without figures do without matplotlib
+
     svg = to_bytes(figure, "svg")
     size = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None

@@ -1,4 +1,4 @@
-"""The files of a run that reports and figures read: settings, metrics, result, diagnostics."""
+"""Files of a run that reports and figures read: settings, metrics, result, diagnostics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.models.steps import step_names
 from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import read_yaml
 
-DIAGNOSTICS = "diagnostics.json"
+DIAGNOSTICS_FILE = "diagnostics.json"
 NEWEST_SCHEMA = 1
-"""Latest layout of diagnostics.json that can be drawn."""
-LARGEST = 64 << 20
+"""Latest version of diagnostics.json that can be read."""
+MAX_JSON_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFiles:
-    """One run as its files tell it; `result` and `diagnostics` are none where there is no such file."""
+    """Content of a run folder; `result` and `diagnostics` are None if the file does not exist."""
 
     name: str
     path: Path
@@ -29,23 +30,26 @@ class RunFiles:
     result: dict[str, Any] | None
     diagnostics: dict[str, Any] | None
 
+    def __repr__(self) -> str:
+        present = [name for name in ("result", "diagnostics") if getattr(self, name) is not None]
+        return f"RunFiles({self.name!r}, {self.config['model'].get('name')}, {len(self.metrics)} epochs, {present})"
+
     def section(self, name: str) -> dict[str, Any] | None:
-        """A section of the diagnostics, or none where it is missing or does not apply."""
+        """Return a section of the diagnostics, or None if it is missing or does not apply."""
         found = (self.diagnostics or {}).get(name)
         return found if isinstance(found, dict) and "absent" not in found else None
 
     @property
     def step_names(self) -> list[str]:
-        """Names of the steps, from the diagnostics or, without them, from the settings."""
+        """Names of the steps, from the diagnostics or else from the settings."""
         if self.diagnostics is not None:
             return [step["name"] for step in self.diagnostics["steps"]]
         model = self.config["model"]
-        cross, rounds = range(1, model.get("shells", 1)), range(1, 1 + model.get("rounds", 0))
-        return ["within", *(f"cross {i}" for i in cross), *(f"round {i}" for i in rounds)]
+        return step_names(model.get("shells", 1), model.get("rounds", 0))
 
 
 def read_run_files(path: str | Path) -> RunFiles:
-    """Read a run folder; one without settings is refused."""
+    """Read a run folder; ConfigError if it has no settings."""
     run = RunFolder(path)
     if not run.config.is_file():
         raise ConfigError(f"no run in {Path(path)} (looked for config.yaml); name the folder of a run")
@@ -53,16 +57,17 @@ def read_run_files(path: str | Path) -> RunFiles:
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise CheckpointError(f"not the settings of a run ({run.config}); restore the file")
     metrics = [record for record in run.read_metrics() if "epoch" in record]
-    diagnostics = read_object(run.path / DIAGNOSTICS)
+    diagnostics = read_json_object(run.path / DIAGNOSTICS_FILE)
     if diagnostics is not None and not diagnostics.get("schema", 0) <= NEWEST_SCHEMA:
-        raise CheckpointError(f"{run.path / DIAGNOSTICS} is of a later quatsphere; run 'quatsphere diagnose' again")
-    return RunFiles(run.name, run.path, config, metrics, read_object(run.result), diagnostics)
+        path = run.path / DIAGNOSTICS_FILE
+        raise CheckpointError(f"{path} was written by a later quatsphere; run 'quatsphere diagnose' again")
+    return RunFiles(run.name, run.path, config, metrics, read_json_object(run.result), diagnostics)
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, none where there is no file."""
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file does not exist."""
     try:
-        content = json.loads(read_regular(path, LARGEST))
+        content = json.loads(read_regular(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

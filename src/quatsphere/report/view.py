@@ -1,4 +1,4 @@
-"""The 3-D view: one page that carries its trace and draws it, without a server or a network."""
+"""The 3-D view of a trained model: compute a trace of some images, store it, and write the page that draws it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,208 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
+from torch import Tensor
 
-from quatsphere.errors import DataError
-from quatsphere.report.page import inline_script, policy, write_page
+from quatsphere.data import Dataset
+from quatsphere.data.augment import normalize
+from quatsphere.errors import ConfigError, DataError
+from quatsphere.geometry import quaternion
+from quatsphere.models import QSV, AttentionNet, build_model
+from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.report.image_samples import first_shell_samples, mean_colours, shell_positions
+from quatsphere.report.page import inline_script, security_policy, write_page
 from quatsphere.storage.atomic import read_regular, write_bytes
+from quatsphere.train.load import Trained
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
+MAX_IMAGES = 2
+"""Number of images that the page shows side by side."""
+TOP_CLASSES = 3
+"""Number of classes with their probabilities per image."""
 FORMAT = 1
-LARGEST = 256 << 20
-"""Bytes of the largest trace that is read."""
+MAX_TRACE_BYTES = 256 << 20
+ROUTING_TITLES = {"softmax": "dot product"}
+"""Names of routings on the page, if they differ from the setting."""
+SCRIPTS = ("trace", "algebra", "colours", "stage", "insets", "details", "main")
 
 
-class Trace(NamedTuple):
-    """What a view shows: facts and names, and arrays in the units of the model."""
+class ViewImage(NamedTuple):
+    """An image to trace: its name, uint8 pixels (C, H, W), and its class if that is known."""
+
+    name: str
+    pixels: Tensor
+    label: int | None
+
+
+class ViewTrace(NamedTuple):
+    """Content of a trace file: names and other facts, and arrays in the units of the model."""
 
     meta: dict[str, Any]
-    arrays: dict[str, Array]
+    arrays: Arrays
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {values.shape}" for name, values in list(self.arrays.items())[:4])
+        return f"ViewTrace({len(self.meta.get('images', []))} images, {len(self.arrays)} arrays: {shapes}, ...)"
+
+
+def example_images(dataset: Dataset) -> list[ViewImage]:
+    """Return the first test images of two different classes."""
+    test = dataset.test
+    others = (test.labels != test.labels[0]).nonzero().flatten()
+    chosen = [0, *others[: MAX_IMAGES - 1].tolist()]
+    return [ViewImage(f"test image {index}", test.images[index], int(test.labels[index])) for index in chosen]
+
+
+def write_view(page: Path, trained: Trained, images: list[ViewImage]) -> Path:
+    """Write the page and, beside it, the trace file that it contains; return the path of the trace."""
+    path = page.with_suffix(".safetensors")
+    write_trace(path, compute_trace(trained, images))
+    write_view_page(page, path)
+    return path
+
+
+def write_view_page(page: Path, trace: Path) -> None:
+    """Write the page of a trace file."""
+    data = _read_file(trace)
+    meta, _ = _parse(data, str(trace))
+    script, digest = inline_script(*(f"view/{name}.js" for name in SCRIPTS))
+    styles = ("base.css", "view.css")
+    values = {"script": script, "policy": security_policy(digest), "trace": Markup(base64.b64encode(data).decode())}
+    write_page(page, "view.html.j2", styles, meta=meta, **values)
+
+
+# Computing a trace
+
+
+def compute_trace(trained: Trained, images: list[ViewImage]) -> ViewTrace:
+    """Return everything that the page draws, for all images."""
+    model = trained.model
+    if not isinstance(model, QSV | AttentionNet):
+        raise ConfigError(f"'{trained.config.model.name}' has no shells to look at; view a run of qsv or attention")
+    pixels = torch.stack([image.pixels for image in images])
+    inputs = normalize(pixels, torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"]))
+    logits, trace = model(inputs, return_trace=True)
+    index_type = np.uint16 if max(model.layout.vertex_counts) <= 1 << 16 else np.uint32
+    arrays: Arrays = {"pixels": pixels.numpy(), "pool": _to_array(_pool_weights(trace).mean(-1))}
+    arrays |= {f"positions.{shell}": positions for shell, positions in enumerate(shell_positions(model))}
+    steps = model_steps(model)
+    for step in range(len(steps)):
+        arrays[f"weights.{step}"] = _to_array(trace["weights"][step])
+        arrays[f"neighbours.{step}"] = trace["neighbours"][step].numpy().astype(index_type)
+        arrays[f"norm.{step}"] = _to_array(trace["hidden"][step].norm(dim=-1))
+    arrays |= _evidence(model, trace, logits)
+    arrays |= _colours(model, pixels, arrays, len(steps))
+    if isinstance(model, QSV):
+        arrays |= _quaternions(trained, model, trace)
+    return ViewTrace(_facts(trained, images, logits.detach(), steps), arrays)
+
+
+def _to_array(values: Tensor) -> Array:
+    return values.detach().float().numpy()
+
+
+def _step_title(step: ModelStep) -> str:
+    if step.source != step.target:
+        return f"shell {step.source} → {step.target}"
+    return f"within shell {step.target}" if step.name == "within" else f"{step.name} on shell {step.target}"
+
+
+def _facts(trained: Trained, images: list[ViewImage], logits: Tensor, steps: list[ModelStep]) -> dict[str, Any]:
+    """Return names and numbers that are not arrays; shells are counted from 0."""
+    config, classes = trained.config.model, trained.meta["classes"]
+    routing = getattr(config, "routing", "")
+    model: Any = trained.model
+    top = logits.softmax(1).topk(min(TOP_CLASSES, logits.shape[1]))
+    return {
+        "run": trained.run.name,
+        "checkpoint": trained.step,
+        "model": config.name,
+        "layout": getattr(config, "layout", ""),
+        "routing": ROUTING_TITLES.get(routing, routing),
+        "transport": getattr(config, "transport", None),
+        "heads": model.config.heads,
+        "steps": [{"name": _step_title(s), "source": s.source - 1, "target": s.target - 1} for s in steps],
+        "images": [
+            {
+                "name": image.name,
+                "truth": None if image.label is None else classes[image.label],
+                "said": [{"name": classes[i], "probability": p} for i, p in zip(ids, ps, strict=True)],
+            }
+            for image, ids, ps in zip(images, top.indices.tolist(), top.values.tolist(), strict=True)
+        ],
+    }
+
+
+def _evidence(model: QSV | AttentionNet, trace: Any, logits: Tensor) -> Arrays:
+    """Return the contribution of each vertex to the logit of the predicted class.
+
+    After the last step it is exact: the pool weight times ⟨W_c, x_v⟩, which sums to the logit minus its bias. Before
+    that it is first order: the token times the gradient of that logit.
+    """
+    predicted = logits.argmax(1)
+    gradients = torch.autograd.grad(logits.gather(1, predicted[:, None]).sum(), trace["hidden"])
+    terms = [(hidden * gradient).sum(-1) for hidden, gradient in zip(trace["hidden"], gradients, strict=True)]
+    pool = _pool_weights(trace)
+    products = trace["hidden"][-1] * model.classifier.weight[predicted][:, None]
+    terms[-1] = (pool * products.unflatten(-1, (pool.shape[-1], -1)).sum(-1)).sum(-1)
+    return {f"evidence.{step}": _to_array(term) for step, term in enumerate(terms)}
+
+
+def _pool_weights(trace: Any) -> Tensor:
+    """Return pool weights (B, V, H), or (B, V, 1) if all heads share them."""
+    weights: Tensor = trace["pool_weights"]
+    return weights if weights.ndim == 3 else weights.unsqueeze(-1)
+
+
+def _colours(model: Any, pixels: Tensor, arrays: Arrays, steps: int) -> Arrays:
+    """Return the mean sample of each first-shell vertex, and these colours averaged by the routing of every step."""
+    out: Arrays = {}
+    colours = np.stack([mean_colours(first_shell_samples(model, image.float() / 255)[1]) for image in pixels])
+    for step in range(steps):
+        if step > 0:
+            weights = arrays[f"weights.{step}"].mean(axis=-1)
+            colours = np.einsum("itk,itkc->itc", weights, colours[:, arrays[f"neighbours.{step}"]])
+        out[f"colour.{step}"] = np.rint(255 * colours.clip(0, 1)).astype(np.uint8)
+    return out
+
+
+def _quaternions(trained: Trained, model: QSV, trace: Any) -> Arrays:
+    """Return frames before and after the perturbation, their drift in training, and the features of the sources."""
+    start = build_model(trained.config.model, seed=trained.config.train.seed)
+    assert isinstance(start, QSV)
+    out: Arrays = {}
+    for shell, (field, first) in enumerate(zip(model.fields, start.fields, strict=True)):
+        out[f"base.{shell}"] = _to_array(field.base)
+        out[f"drift.{shell}"] = _to_array(quaternion.distance(field.base, first.base))
+    inputs = [trace["tokens"], *trace["hidden"][:-1]]
+    for index, (step, tokens) in enumerate(zip(model_steps(model), inputs, strict=True)):
+        out[f"field.{index}"] = _to_array(trace["field"][index])
+        out[f"source_field.{index}"] = _to_array(trace["source_field"][index])
+        out[f"features.{index}"] = _to_array(step.module.features(tokens, model.config.heads))
+    return out
+
+
+# Storing a trace
 
 
 def _unit(values: Array) -> tuple[type, float]:
-    """Numbers in [0, 1]."""
+    """Encoding of numbers in [0, 1]."""
     return np.uint16, 1 / 65535
 
 
 def _signed(values: Array) -> tuple[type, float]:
-    """Numbers in [-1, 1]."""
+    """Encoding of numbers in [-1, 1]."""
     return np.int16, 1 / 32767
 
 
-def _peak(values: Array) -> tuple[type, float]:
-    """Numbers of any size, relative to the largest."""
+def _scaled(values: Array) -> tuple[type, float]:
+    """Encoding of any numbers, relative to the largest."""
     return np.int16, max(float(np.abs(values).max(initial=0.0)), 1e-30) / 32767
 
 
@@ -51,20 +219,20 @@ FIXED_POINT: dict[str, Callable[[Array], tuple[type, float]]] = {
     "base": _signed,
     "field": _signed,
     "source_field": _signed,
-    "features": _peak,
+    "features": _scaled,
 }
-"""family of names -> (integer type, size of one unit)."""
+"""First part of an array's name -> integer type and size of one unit."""
 
 
-def write_trace(path: Path, trace: Trace) -> None:
-    """Write the file atomically."""
+def write_trace(path: Path, trace: ViewTrace) -> None:
+    """Write a trace file atomically."""
     stored, scales = {}, {}
     for name, values in trace.arrays.items():
-        kind = FIXED_POINT.get(name.partition(".")[0])
-        if kind is None:
+        encoding = FIXED_POINT.get(name.partition(".")[0])
+        if encoding is None:
             stored[name] = np.ascontiguousarray(values)
         else:
-            integers, scales[name] = kind(values)
+            integers, scales[name] = encoding(values)
             limits = np.iinfo(integers)
             rounded = np.rint(values.astype(np.float64) / scales[name])
             stored[name] = np.ascontiguousarray(rounded.clip(limits.min, limits.max).astype(integers))
@@ -72,26 +240,25 @@ def write_trace(path: Path, trace: Trace) -> None:
     write_bytes(path, save(stored, metadata={"view": json.dumps(meta, allow_nan=False)}))
 
 
-def read_trace(path: Path) -> Trace:
-    """The file's content, fixed point undone; DataError for anything that is no trace."""
-    meta, stored = parse(read_bytes(path), str(path))
+def read_trace(path: Path) -> ViewTrace:
+    """Read a trace file and decode fixed point; DataError if the file is not a trace."""
+    meta, stored = _parse(_read_file(path), str(path))
     scales = meta.pop("scales")
-    return Trace(
+    return ViewTrace(
         {name: value for name, value in meta.items() if name != "format"},
         {name: values * np.float64(scales[name]) if name in scales else values for name, values in stored.items()},
     )
 
 
-def read_bytes(path: Path) -> bytes:
-    """The file as it is, which a page carries."""
+def _read_file(path: Path) -> bytes:
     try:
-        return read_regular(path, LARGEST)
+        return read_regular(path, MAX_TRACE_BYTES)
     except OSError as error:
         raise DataError(f"cannot read the trace ({path}: {error.strerror}); make it with 'quatsphere view'") from error
 
 
-def parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Facts and arrays as stored."""
+def _parse(data: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
+    """Return facts and arrays as stored."""
     try:
         length = int.from_bytes(data[:8], "little")
         meta = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["view"])
@@ -101,22 +268,3 @@ def parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:80]
         raise DataError(f"not the trace of a view ({where}: {reason}); make it again with 'quatsphere view'") from error
-
-
-SCRIPTS = ("trace", "algebra", "colours", "stage", "insets", "details", "main")
-
-
-def write_view(page: Path, trace: Path) -> None:
-    """Draw the trace file as a page."""
-    data = read_bytes(trace)
-    meta, _ = parse(data, str(trace))
-    script, digest = inline_script(*(f"view/{name}.js" for name in SCRIPTS))
-    write_page(
-        page,
-        "view.html.j2",
-        ("base.css", "view.css"),
-        meta=meta,
-        script=script,
-        policy=policy(digest),
-        trace=Markup(base64.b64encode(data).decode()),
-    )

@@ -17,7 +17,7 @@ from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.nn.field import LearnedBound
 from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
-from quatsphere.nn.routing import Alignment
+from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
 from quatsphere.optim import Optimisers, repel
 from quatsphere.runtime import working_time
@@ -54,7 +54,7 @@ def look_inside(model: nn.Module, images: Tensor, batch_size: int = 32) -> dict[
     means = {name: _mean([part[name] for part in seen], shares) for name in seen[0]}
     return {
         **means,
-        "beta_heads": [m.beta.tolist() for m in model.modules() if isinstance(m, Alignment)],
+        "beta_heads": [m.beta.tolist() for m in model.modules() if isinstance(m, Routing)],
         "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)],
     }
 

@@ -6,29 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu import available as available
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.resample import residual_grad
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
 
 
-def quaternion_attention(problem: Problem) -> Tensor:
+def quaternion_attention(inputs: AttentionInputs) -> Tensor:
     """lower_i(Σ_j C_ij lift_j(x_j)) -> (B, T, H, Q, 4) in one pass over the graph."""
     return attend(
-        problem.target_field,
-        problem.source_field,
-        problem.features,
-        problem.neighbours,
-        problem.beta,
-        problem.keep,
-        problem.target_directions,
-        problem.source_directions,
-        ROUTINGS.index(problem.routing),
-        TRANSPORTS.index(problem.transport),
-        problem.keep_scale,
+        inputs.target_field,
+        inputs.source_field,
+        inputs.features,
+        inputs.neighbours,
+        inputs.beta,
+        inputs.keep,
+        inputs.target_directions,
+        inputs.source_directions,
+        ROUTINGS.index(inputs.routing),
+        TRANSPORTS.index(inputs.transport),
+        inputs.keep_scale,
     )
 
 
@@ -46,7 +46,7 @@ def attend(
     transport: int,
     keep_scale: float,
 ) -> Tensor:
-    """`quaternion_attention` of the fields of a `Problem`; routing and transport are indices into their lists."""
+    """`quaternion_attention` of the fields of `AttentionInputs`; routing and transport are indices into their lists."""
     from quatsphere.kernels.cpu.loops.attention import run_attention
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
@@ -104,12 +104,12 @@ def _(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
     return [*(tensor.new_empty(tensor.shape) for tensor in (target_field, source_field, features, beta)), *directions]
 
 
-register_backward(attend, attend_backward, plain.attend, 8, (0, 1, 2, 4, 6, 7), save_output=True)
+register_backward(attend, attend_backward, torch_backend.attend, 8, (0, 1, 2, 4, 6, 7), save_output=True)
 
 
 def attention_arguments(tensors: tuple[Any, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:
-    """(AttentionInputs, AttentionSizes) of the loops."""
-    from quatsphere.kernels.cpu.loops.attention import AttentionInputs, AttentionSizes
+    """(AttentionArrays, AttentionSizes) of the loops."""
+    from quatsphere.kernels.cpu.loops.attention import AttentionArrays, AttentionSizes
 
     _, _, features, neighbours, beta, keep, *_ = tensors
     B, S, H, Q, _ = features.shape
@@ -119,4 +119,4 @@ def attention_arguments(tensors: tuple[Any, ...], routing: int, transport: int, 
     arrays = [flat(empty if tensor is None else tensor) for tensor in tensors]
     arrays[4], arrays[5] = flat(F.pad(beta, (0, -H % LANES))), flat_mask(keep, B * T * k * H)
     sizes = AttentionSizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale)
-    return AttentionInputs(*arrays), sizes
+    return AttentionArrays(*arrays), sizes

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask
 from quatsphere.kernels.operators import backward_operator, register_backward
 
@@ -63,7 +63,7 @@ def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
     return [tensor.new_empty(tensor.shape) for tensor in inputs[:3]]
 
 
-register_backward(dot_attend, dot_attend_backward, plain.dot_attend, 5, (0, 1, 2), save_output=False)
+register_backward(dot_attend, dot_attend_backward, torch_backend.dot_attend, 5, (0, 1, 2), save_output=False)
 
 
 def _arguments(

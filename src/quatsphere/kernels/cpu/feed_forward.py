@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import cached, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.resample import residual_input
 from quatsphere.kernels.operators import backward_operator, register_backward
@@ -52,7 +52,7 @@ def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
     return [tensor.new_empty(tensor.shape) for tensor in inputs[:3]]
 
 
-register_backward(feed_forward, feed_forward_backward, plain.feed_forward, 4, (0, 1, 2), save_output=False)
+register_backward(feed_forward, feed_forward_backward, torch_backend.feed_forward, 4, (0, 1, 2), save_output=False)
 
 
 def feed_forward_arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool, keep_scale: float) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.operators import backward_operator, register_backward
@@ -183,4 +183,4 @@ def _(source_gradient: Tensor, target_gradient: Tensor, *inputs: Any) -> list[Te
     return [inputs[0].new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:7]]
 
 
-register_backward(perturb, perturb_backward, plain.perturb, 9, range(7), save_output=False)
+register_backward(perturb, perturb_backward, torch_backend.perturb, 9, range(7), save_output=False)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients, transformed
@@ -113,12 +113,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     indices, weights = ctx.saved_tensors
-    adjoint = plain.resample_back if transformed() else resample_back
+    adjoint = torch_backend.resample_back if transformed() else resample_back
     return adjoint(gradient, indices, weights, ctx.sources), None, None
 
 
 def _adjoint_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    forward = plain.resample if transformed() else resample
+    forward = torch_backend.resample if transformed() else resample
     return forward(gradient, *ctx.saved_tensors), None, None, None
 
 
@@ -127,7 +127,7 @@ def _save_onto(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gated(gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    return gate * plain.resample(x, indices, weights)
+    return gate * torch_backend.resample(x, indices, weights)
 
 
 def _onto_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from quatsphere.kernels import plain
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import cached, flat, flat_mask
 from quatsphere.kernels.cpu.attention import attention_arguments, attention_gradients
 from quatsphere.kernels.cpu.feed_forward import feed_forward_arguments, feed_forward_backward
@@ -76,7 +76,7 @@ def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
 
 def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes: Any) -> Any:
     """`StepArguments` of the loops, with empty arrays for everything that depends on the tokens."""
-    from quatsphere.kernels.cpu.loops.step import PostBlock, ShellField, StepArguments
+    from quatsphere.kernels.cpu.loops.step import PostBlock, ShellArguments, StepArguments
 
     inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights = parameters
     network, targets, empty = (tokens, inner, weight, bias), len(neighbours), flat(tokens.new_empty(0))
@@ -87,7 +87,7 @@ def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes
     gated = None if gate is None else gate * mix_weights.to(tokens.dtype)
     residual = residual_input(tokens, targets, indices, gated)._replace(x=empty)
     return StepArguments(
-        (ShellField(*shells[0]).with_arrays(empty, empty), ShellField(*shells[1]).with_arrays(empty, empty)),
+        (ShellArguments(*shells[0]).with_arrays(empty, empty), ShellArguments(*shells[1]).with_arrays(empty, empty)),
         inputs._replace(target_field=empty, source_field=empty, features=empty),
         sizes._replace(dropped=dropped[0]),
         PostBlock(post_sizes, weights, inputs.keep, residual),
@@ -185,7 +185,7 @@ def _backward(ctx: Any, gradient: Tensor | None, *rest: Any) -> tuple[Tensor | N
     if gradient is None:
         return (None,) * 21
     if differentiated_again():
-        return plain_gradients(plain.step, (*ctx.saved_tensors[4:], *ctx.constants), gradient)
+        return plain_gradients(torch_backend.step, (*ctx.saved_tensors[4:], *ctx.constants), gradient)
     found = step_backward(gradient, *ctx.saved_tensors, *ctx.constants)
     needed = zip(found, ctx.needs_input_grad[:12], strict=True)
     return *(value if need else None for value, need in needed), *[None] * 9

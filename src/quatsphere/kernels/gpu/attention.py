@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quatsphere.kernels import factored
+from quatsphere.kernels import torch_backend
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs, working_dtype
 from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.kernels.problem import ROUTINGS, TRANSPORTS, Problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs its kernels in Python, on CPU tensors (slow, for tests). Triton reads the variable at import."""
+"""True if Triton runs its kernels in Python, on CPU tensors (slow, for tests). Triton reads the variable at import."""
 
 
 def available() -> bool:
@@ -26,28 +26,20 @@ def available() -> bool:
     return bool(built) and importlib.util.find_spec("triton") is not None
 
 
-def quaternion_attention(problem: Problem) -> Tensor:
+def quaternion_attention(inputs: AttentionInputs) -> Tensor:
     """lower_i(Σ_j C_ij lift_j(x_j)) -> (B, T, H, Q, 4), with two numbers per edge and head as intermediates."""
     return attend_gpu(
-        problem.target_field,
-        problem.source_field,
-        problem.features,
-        problem.neighbours,
-        problem.beta,
-        problem.survivors(torch.promote_types(problem.beta.dtype, torch.float32)),
-        problem.target_directions,
-        problem.source_directions,
-        ROUTINGS.index(problem.routing),
-        TRANSPORTS.index(problem.transport),
+        inputs.target_field,
+        inputs.source_field,
+        inputs.features,
+        inputs.neighbours,
+        inputs.beta,
+        inputs.survivors(torch.promote_types(inputs.beta.dtype, torch.float32)),
+        inputs.target_directions,
+        inputs.source_directions,
+        ROUTINGS.index(inputs.routing),
+        TRANSPORTS.index(inputs.transport),
     )
-
-
-def widest(*tensors: Tensor) -> torch.dtype:
-    """The widest dtype among the tensors, at least float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 @torch.library.custom_op("quatsphere::attend_gpu", mutates_args=())
@@ -63,7 +55,7 @@ def attend_gpu(
     routing: int,
     transport: int,
 ) -> Tensor:
-    """`quaternion_attention` of the fields of a `Problem`; routing and transport are indices into their lists."""
+    """`quaternion_attention` of the fields of `AttentionInputs`; routing and transport are indices into their lists."""
     from quatsphere.kernels.gpu.launch import launch_attention
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
@@ -86,7 +78,7 @@ def attend_gpu_backward(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Ten
 def _new_output(inputs: tuple[Any, ...]) -> Tensor:
     target_field, source_field, features, _, beta, *_ = inputs
     shape = (features.shape[0], target_field.shape[1], *features.shape[2:])
-    return features.new_empty(shape, dtype=widest(target_field, source_field, features, beta))
+    return features.new_empty(shape, dtype=working_dtype(target_field, source_field, features, beta))
 
 
 def _new_gradients(inputs: tuple[Any, ...]) -> list[Tensor]:
@@ -111,11 +103,11 @@ def _plain(*inputs: Any) -> Tensor:
     """`attend_gpu` in plain torch."""
     target_field, source_field, features, neighbours, beta, keep, *directions, routing, transport = inputs
     tensors = (target_field, source_field, features, beta)
-    target, source, wide, beta = (x.to(widest(*tensors)) for x in tensors)
+    target, source, wide, beta = (x.to(working_dtype(*tensors)) for x in tensors)
     modes = (ROUTINGS[routing], TRANSPORTS[transport])
-    problem = Problem(target, source, wide, neighbours, beta, *modes, None, *directions)
-    weights = factored.WEIGHTS[problem.routing](problem)
-    return factored.aggregate(problem, weights if keep is None else weights * keep)
+    problem = AttentionInputs(target, source, wide, neighbours, beta, *modes, None, *directions)
+    weights = torch_backend.edge_weights(problem)
+    return torch_backend.aggregate(problem, weights if keep is None else weights * keep)
 
 
 register_backward(attend_gpu, attend_gpu_backward, _plain, 8, (0, 1, 2, 4, 6, 7), save_output=True)

@@ -31,8 +31,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-_SANDWICH, _ONE_SIDED = tl.constexpr(0), tl.constexpr(2)  # indices into problem.TRANSPORTS
-_ABSOLUTE, _UNIFORM, _GEOMETRIC = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # into problem.ROUTINGS
+_SANDWICH, _ONE_SIDED = tl.constexpr(0), tl.constexpr(2)  # indices into inputs.TRANSPORTS
+_ABSOLUTE, _UNIFORM, _GEOMETRIC = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # into inputs.ROUTINGS
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quatsphere.kernels.gpu import kernels
-from quatsphere.kernels.problem import ROUTINGS
+from quatsphere.kernels.inputs import ROUTINGS
 
 ELEMENTS_PER_PROGRAM = 512
 """Elements of one component per program (items x slots x channels), for which no kernel spills registers on sm_80."""

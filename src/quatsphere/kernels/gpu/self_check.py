@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import factored
+from quatsphere.kernels import torch_backend
 from quatsphere.kernels.gpu.attention import quaternion_attention
-from quatsphere.kernels.problem import Problem
+from quatsphere.kernels.inputs import AttentionInputs
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest difference over largest value, by the type in which a result is stored."""
@@ -69,7 +69,7 @@ def find_fault(device: torch.device) -> str | None:
 
 def _make_problem(
     routing: str, transport: str, keep: bool, dtype: torch.dtype, sizes: tuple[int, ...], device: torch.device
-) -> Problem:
+) -> AttentionInputs:
     """Fixed random problem in float32 with features of `dtype`."""
     B, T, S, k, H, Q = sizes
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def _make_problem(
         return quaternion.random_unit(*shape, generator=generator)
 
     mask = torch.rand(B, T, k, H, generator=generator) > 0.3
-    return Problem(
+    return AttentionInputs(
         unit(B, T, H).to(device),
         unit(B, S, H).to(device),
         normal(B, S, H, Q, 4).to(device, dtype),
@@ -96,10 +96,10 @@ def _make_problem(
     )
 
 
-def _compare(problem: Problem) -> str | None:
+def _compare(problem: AttentionInputs) -> str | None:
     """Return what differs between the fused kernel and plain torch, or between two runs of the fused kernel."""
     wide = {name: getattr(problem, name).double() for name in DIFFERENTIABLE}
-    exact = _run(factored.quaternion_attention, replace(problem, **wide))
+    exact = _run(torch_backend.quaternion_attention, replace(problem, **wide))
     first, second = (_run(quaternion_attention, problem) for _ in range(2))
     for name, expected in exact.items():
         error = float((first[name].double() - expected).abs().max() / expected.abs().max())
@@ -110,7 +110,7 @@ def _compare(problem: Problem) -> str | None:
     return None
 
 
-def _run(backend: Callable[[Problem], Tensor], problem: Problem) -> dict[str, Tensor]:
+def _run(backend: Callable[[AttentionInputs], Tensor], problem: AttentionInputs) -> dict[str, Tensor]:
     """Output and, by name, the gradients of a fixed scalar of it; without those that the routing does not reach."""
     leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
     out = backend(replace(problem, **leaves))

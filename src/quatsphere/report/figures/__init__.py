@@ -1,21 +1,17 @@
-"""Figures from files: one function per figure, all in one style; `save` writes SVG, PDF or PNG."""
+"""Functions that draw a figure and return it; `save` writes it as SVG, PDF or PNG.
+
+Each takes plain data (its docstring says which) and returns a matplotlib figure that a notebook displays.
+"""
 
 from quatsphere.report.figures.architecture import COSTS, kernel_comparison, qsv_in_one_view
-from quatsphere.report.figures.bars import (
-    Throughput,
-    cost_shares,
-    per_class_bars,
-    scaling_plot,
-    throughput_bars,
-    transport_bars,
-)
-from quatsphere.report.figures.run import (
+from quatsphere.report.figures.diagnosis import (
+    cost_bars,
     coverage_map,
-    inside_over_training,
     receptive_map,
     routing_histograms,
-    training_curves,
+    transport_bars,
 )
+from quatsphere.report.figures.shells import sampling_preview, shell_values
 from quatsphere.report.figures.study import (
     AblationRow,
     BetaCurve,
@@ -29,6 +25,15 @@ from quatsphere.report.figures.study import (
     temperature_probe,
 )
 from quatsphere.report.figures.style import FORMATS, save, to_bytes
+from quatsphere.report.figures.training import (
+    Throughput,
+    confusion_matrix,
+    inside_over_training,
+    per_class_bars,
+    scaling_plot,
+    throughput_bars,
+    training_curves,
+)
 
 __all__ = [
     "COSTS",
@@ -41,8 +46,9 @@ __all__ = [
     "Throughput",
     "ablation_bars",
     "beta_curve",
+    "confusion_matrix",
     "contrast_curves",
-    "cost_shares",
+    "cost_bars",
     "coverage_map",
     "inside_over_training",
     "kernel_comparison",
@@ -51,8 +57,10 @@ __all__ = [
     "qsv_in_one_view",
     "receptive_map",
     "routing_histograms",
+    "sampling_preview",
     "save",
     "scaling_plot",
+    "shell_values",
     "temperature_probe",
     "throughput_bars",
     "to_bytes",

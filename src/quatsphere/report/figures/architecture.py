@@ -1,4 +1,4 @@
-"""The paper's second figure: QSV in one view, the coupled kernel with what each of its roles is worth."""
+"""Schematic figures of the paper: comparison of the two kernels, and QSV in one view."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from quatsphere.report.figures.style import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, WIDE, Array, styled
+from quatsphere.report.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    WIDE,
+    Array,
+    new_figure,
+    styled,
+)
 
 Point = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """A rectangle by its centre."""
+    """A rectangle, given by its centre."""
 
     x: float
     y: float
@@ -44,7 +56,7 @@ class Box(NamedTuple):
 
 
 def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float = 8, filled: bool = True) -> Box:
-    """A rounded box with text in it."""
+    """Draw a rounded box with text and return it."""
     corner = (box.x - box.width / 2, box.y - box.height / 2)
     face = _tint(colour) if filled else "white"
     axes.add_patch(
@@ -63,8 +75,8 @@ def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float 
     return box
 
 
-def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: float = 0.0, dashed: bool = False) -> None:
-    """An arrow, straight or bent."""
+def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: float = 0.0) -> None:
+    """Draw a straight or bent arrow."""
     axes.add_patch(
         FancyArrowPatch(
             start,
@@ -76,41 +88,42 @@ def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: flo
             connectionstyle=f"arc3,rad={bend}",
             color=colour,
             linewidth=1.0,
-            linestyle="--" if dashed else "-",
             zorder=2,
         )
     )
 
 
 def blank_axes(axes: Any, width: float, height: float) -> None:
-    """Axes of equal units without ticks or frame."""
+    """Prepare axes with equal units, without ticks or frame."""
     axes.set(xlim=(0, width), ylim=(0, height), aspect="equal", anchor="N")
     axes.set_axis_off()
 
 
 def _tint(colour: str, share: float = 0.16) -> tuple[float, float, float]:
-    """A pale version of a colour, for print."""
+    """Return a pale version of a colour."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return 1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)
 
 
-ROUTE, CARRY = BLUE, ORANGE
-"""Colours of the two roles: how much to attend, what to do with the message."""
+ROUTING, TRANSPORT = BLUE, ORANGE
+"""Colours of the two roles of the kernel."""
 
 
 @styled
 def kernel_comparison(
     dot_parameters: int | None = None, quaternion_parameters: int | None = None, perturbation: int | None = None
 ) -> Figure:
-    """(a) three projections, one each for query, key and value; (b) one relative quaternion for both roles.
+    """Draw (a) dot-product attention with three projections and (b) the kernel with one relative quaternion.
 
-    The numbers of parameters of either kernel at equal width stand below, where given, and under (b) those of the
-    perturbation networks of the same steps, which the paper does not count.
+    Args:
+        dot_parameters: parameters of (a) at width 256, written below it.
+        quaternion_parameters: parameters of (b) at width 256.
+        perturbation: parameters of the perturbation networks of the same steps, which the paper does not count.
     """
-    figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
+    figure = new_figure(WIDE, 2.9)
     left, right = figure.subplots(1, 2)
-    _dot_product(left)
-    _coupled(right)
+    _draw_dot_product(left)
+    _draw_coupled(right)
     for axes, title, count in (
         (left, "(a) scaled dot-product attention", dot_parameters),
         (right, "(b) coupled quaternion kernel", quaternion_parameters),
@@ -124,20 +137,20 @@ def kernel_comparison(
     return figure
 
 
-def _dot_product(axes: Any) -> None:
+def _draw_dot_product(axes: Any) -> None:
     blank_axes(axes, 7, 5.2)
     target, source = (
         draw_box(axes, Box(0.55, 4.4, 0.9, 0.6), "$x_i$"),
         draw_box(axes, Box(0.55, 1.9, 0.9, 0.6), "$x_j$"),
     )
-    query = draw_box(axes, Box(2.1, 4.4, 0.95, 0.6), "$W_Q$", ROUTE)
-    key = draw_box(axes, Box(2.1, 2.9, 0.95, 0.6), "$W_K$", ROUTE)
-    value = draw_box(axes, Box(2.1, 1.1, 0.95, 0.6), "$W_V$", CARRY)
+    query = draw_box(axes, Box(2.1, 4.4, 0.95, 0.6), "$W_Q$", ROUTING)
+    key = draw_box(axes, Box(2.1, 2.9, 0.95, 0.6), "$W_K$", ROUTING)
+    value = draw_box(axes, Box(2.1, 1.1, 0.95, 0.6), "$W_V$", TRANSPORT)
     weight = draw_box(
-        axes, Box(4.35, 3.65, 2.3, 0.95), "$C_{ij} =$ softmax$_j$\n$(q_i \\cdot k_j\\,/\\,\\sqrt{d})$", ROUTE
+        axes, Box(4.35, 3.65, 2.3, 0.95), "$C_{ij} =$ softmax$_j$\n$(q_i \\cdot k_j\\,/\\,\\sqrt{d})$", ROUTING
     )
-    message = draw_box(axes, Box(4.35, 1.1, 2.3, 0.75), "$m_{ij} = W_V x_j$", CARRY)
-    _finish(axes, weight, message)
+    message = draw_box(axes, Box(4.35, 1.1, 2.3, 0.75), "$m_{ij} = W_V x_j$", TRANSPORT)
+    _draw_sum(axes, weight, message)
     for start, end in (
         (target.right, query.left),
         (source.right, key.left),
@@ -149,102 +162,112 @@ def _dot_product(axes: Any) -> None:
         draw_arrow(axes, start, end)
 
 
-def _coupled(axes: Any) -> None:
+def _draw_coupled(axes: Any) -> None:
     blank_axes(axes, 7, 5.2)
     target = draw_box(axes, Box(0.6, 4.4, 1.1, 0.7), "$x_i,\\ q_i$")
     source = draw_box(axes, Box(0.6, 1.1, 1.1, 0.7), "$x_j,\\ q_j$")
     draw_box(axes, Box(2.15, 2.75, 1.45, 0.95), "$r_{ij} =$\n$q_i^{*} \\otimes q_j$", GREEN)
-    weight = draw_box(axes, Box(4.55, 3.85, 2.1, 0.95), "$C_{ij} =$ softmax$_j$\n$(\\beta_h\\,$Re$\\,r_{ij})$", ROUTE)
-    message = draw_box(axes, Box(4.55, 1.1, 2.1, 0.95), "$m_{ij} =$\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", CARRY)
-    _finish(axes, weight, message)
+    weight = draw_box(axes, Box(4.55, 3.85, 2.1, 0.95), "$C_{ij} =$ softmax$_j$\n$(\\beta_h\\,$Re$\\,r_{ij})$", ROUTING)
+    message = draw_box(
+        axes, Box(4.55, 1.1, 2.1, 0.95), "$m_{ij} =$\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", TRANSPORT
+    )
+    _draw_sum(axes, weight, message)
     draw_arrow(axes, target.bottom, (1.75, 3.22))
     draw_arrow(axes, source.top, (1.75, 2.28))
-    draw_arrow(axes, (2.6, 3.22), (3.5, 3.75), ROUTE)
-    draw_arrow(axes, (2.6, 2.28), (3.5, 1.5), CARRY)
+    draw_arrow(axes, (2.6, 3.22), (3.5, 3.75), ROUTING)
+    draw_arrow(axes, (2.6, 2.28), (3.5, 1.5), TRANSPORT)
     draw_arrow(axes, source.right, message.left)
-    axes.text(2.55, 3.68, "how much", fontsize=7, color=ROUTE, ha="center")
-    axes.text(2.62, 1.68, "what", fontsize=7, color=CARRY, ha="center")
+    axes.text(2.55, 3.68, "how much", fontsize=7, color=ROUTING, ha="center")
+    axes.text(2.62, 1.68, "what", fontsize=7, color=TRANSPORT, ha="center")
 
 
-def _finish(axes: Any, weight: Box, message: Box) -> None:
-    """The weighted sum at the right, the same in both kernels."""
+def _draw_sum(axes: Any, weight: Box, message: Box) -> None:
+    """Draw the weighted sum at the right, the same in both kernels."""
     total = draw_box(axes, Box(6.4, 2.4, 1.05, 1.1), "$z_i =$\n$\\sum_j C_{ij} m_{ij}$", GREY, size=7.5)
-    draw_arrow(axes, (weight.right[0], weight.y - 0.1), total.top, ROUTE, bend=-0.25)
-    draw_arrow(axes, (message.right[0], message.y + 0.1), total.bottom, CARRY, bend=0.25)
+    draw_arrow(axes, (weight.right[0], weight.y - 0.1), total.top, ROUTING, bend=-0.25)
+    draw_arrow(axes, (message.right[0], message.y + 0.1), total.bottom, TRANSPORT, bend=0.25)
 
 
 SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
-"""Shells from outside in: one hue, darker inwards, told apart in grey."""
+"""Colours of the shells, darker inwards, distinguishable in grey."""
 WITHIN = PURPLE
 """Colour of the edges within a shell."""
-SLAB = 0.22
-"""Half the thickness of the slice through the shells that is drawn, as a share of each radius."""
+SLICE = 0.22
+"""Half the thickness of the drawn slice through the shells, as a fraction of each radius."""
 
 COSTS = ("routing_uniform", "transport_identity", "both_off", "frozen_random")
-"""Variants whose cost is a label of the figure."""
+"""Variants whose cost is a label in the figure."""
 
 Edges = Sequence[tuple[Array, Array]]
-"""Position of one target and positions of its sources: on its own shell (first step) or on the shell outside."""
+"""Position of a target and positions of its sources, on the same shell or on the next outer shell."""
 
 
 @styled
 def qsv_in_one_view(positions: Sequence[Array], edges: Edges, costs: Mapping[str, float], source: str) -> Figure:
-    """(a) a slice through the shells: positions (V, 3), outer first; (b) the kernel.
+    """Draw (a) a slice through the shells and (b) the kernel with the cost of removing each role.
 
-    `costs` are changes of accuracy in points: routing_uniform, transport_identity, both_off, frozen_random; those
-    missing are left out. `source` is the caption below: what is drawn, and from which runs the costs are.
+    Args:
+        positions: vertex positions (V, 3) of each shell, outer shell first.
+        edges: targets whose neighbours are drawn as lines.
+        costs: variant of `COSTS` -> change of accuracy in points; missing variants have no label.
+        source: caption with the origin of the shells and the costs.
     """
-    figure = Figure(figsize=(WIDE, 3.9), layout="constrained")
+    figure = new_figure(WIDE, 3.9)
     left, right = figure.subplots(1, 2, width_ratios=(1.12, 1))
-    _shells(left, positions, edges)
-    _kernel(right, costs)
+    _draw_shells(left, positions, edges)
+    _draw_kernel(right, costs)
     left.set_title("(a) from the image inwards through the shells")
     right.set_title("(b) the coupled kernel, and the cost of removing a role")
     figure.supxlabel(source, fontsize=7, color=GREY)
     return figure
 
 
-def _shells(axes: Any, positions: Sequence[Array], edges: Edges) -> None:
+def _draw_shells(axes: Any, positions: Sequence[Array], edges: Edges) -> None:
     blank_axes(axes, 8, 7)
     centre, scale = np.array([4.75, 3.68]), 2.62
-    _image(axes)
+    _draw_image(axes)
     for shell, places in enumerate(positions):
         radius = float(np.linalg.norm(places[0]))
         axes.add_patch(Circle(tuple(centre), scale * radius, facecolor="none", edgecolor=PALE, linewidth=0.8, zorder=1))
-        near = places[np.abs(places[:, 1]) < SLAB * radius]
+        near = places[np.abs(places[:, 1]) < SLICE * radius]
         colour = SHADES[min(shell, len(SHADES) - 1)]
-        axes.scatter(*_flat(near, centre, scale).T, s=11, color=colour, edgecolors="white", linewidths=0.3, zorder=4)
+        axes.scatter(*_project(near, centre, scale).T, s=11, color=colour, edgecolors="white", linewidths=0.3, zorder=4)
     for target, sources in edges:
-        _neighbours(axes, _flat(target[None], centre, scale)[0], _flat(sources, centre, scale), _same(target, sources))
+        _draw_neighbours(
+            axes,
+            _project(target[None], centre, scale)[0],
+            _project(sources, centre, scale),
+            _on_one_shell(target, sources),
+        )
     counts = " → ".join(str(len(places)) for places in positions)
     axes.text(centre[0], 0.72, f"vertices: {counts}", ha="center", fontsize=7, color=INK)
-    axes.text(centre[0], 0.25, "lines: the neighbours of one vertex", ha="center", fontsize=7, color=GREY)
-    _steps_within(axes, centre)
+    axes.text(centre[0], 0.25, "lines: neighbours of one vertex", ha="center", fontsize=7, color=GREY)
+    _draw_labels(axes, centre)
 
 
-def _same(target: Array, sources: Array) -> bool:
-    """Whether target and sources lie on one shell."""
+def _on_one_shell(target: Array, sources: Array) -> bool:
+    """Return whether target and sources are on one shell."""
     return bool(np.allclose(np.linalg.norm(sources, axis=1), np.linalg.norm(target), rtol=1e-3))
 
 
-def _neighbours(axes: Any, target: Array, sources: Array, within: bool) -> None:
+def _draw_neighbours(axes: Any, target: Array, sources: Array, within: bool) -> None:
     colour = WITHIN if within else INK
     for source in sources:
         axes.plot(*np.stack((source, target)).T, color=colour, linewidth=0.5, alpha=0.7, zorder=3)
     axes.scatter(*target, s=20, facecolor="white", edgecolor=colour, linewidth=0.9, zorder=5)
 
 
-def _flat(places: Array, centre: Array, scale: float) -> Array:
-    """Seen along the polar axis; vertices of the slice are put on their circle."""
+def _project(places: Array, centre: Array, scale: float) -> Array:
+    """Project along the polar axis; vertices in the slice are moved onto their circle."""
     seen = places[:, (2, 0)]
     radius = np.linalg.norm(places, axis=1, keepdims=True)
-    slab = np.abs(places[:, 1:2]) < SLAB * radius
+    in_slice = np.abs(places[:, 1:2]) < SLICE * radius
     length = np.linalg.norm(seen, axis=1, keepdims=True)
-    return np.asarray(centre + scale * np.where(slab, seen / np.maximum(length, 1e-9) * radius, seen))
+    return np.asarray(centre + scale * np.where(in_slice, seen / np.maximum(length, 1e-9) * radius, seen))
 
 
-def _image(axes: Any) -> None:
-    """An image as a grid of pixels, and the way onto the first shell."""
+def _draw_image(axes: Any) -> None:
+    """Draw an image as a grid of pixels and an arrow to the first shell."""
     side = np.linspace(-1, 1, 12)
     shade = np.exp(-(side[:, None] ** 2 * 2 + side[None] ** 2 * 4)) + 0.25 * side[:, None]
     axes.imshow(shade, extent=(0.05, 1.45, 3.0, 4.4), cmap="Greys", vmin=-0.3, vmax=1.4, zorder=2)
@@ -255,36 +278,38 @@ def _image(axes: Any) -> None:
     draw_arrow(axes, (1.5, 3.75), (1.95, 3.75))
 
 
-def _steps_within(axes: Any, centre: Array) -> None:
-    """What happens within the first and the last shell and after it."""
+def _draw_labels(axes: Any, centre: Array) -> None:
+    """Label the steps within the first and last shell, and the output."""
     axes.text(0.8, 5.6, "first step:\nwithin the\nfirst shell", ha="center", va="center", fontsize=7, zorder=6)
     axes.text(*centre, "two rounds\nwithin the\nlast shell", ha="center", va="center", fontsize=7, zorder=6)
     out = draw_box(axes, Box(4.75, 6.75, 3.9, 0.44), "pooling, classifier → logits", GREY, size=7)
     draw_arrow(axes, (centre[0], centre[1] + 0.45), out.bottom, GREEN)
 
 
-def _kernel(axes: Any, costs: Mapping[str, float]) -> None:
+def _draw_kernel(axes: Any, costs: Mapping[str, float]) -> None:
     blank_axes(axes, 7, 7)
     target = draw_box(axes, Box(1.2, 6.3, 2.2, 0.7), "target $x_i,\\ q_i$")
     source = draw_box(axes, Box(5.8, 6.3, 2.2, 0.7), "source $x_j,\\ q_j$")
     draw_box(axes, Box(3.5, 4.75, 2.7, 0.8), "$r_{ij} = q_i^{*} \\otimes q_j$", GREEN, size=8.5)
-    weight = draw_box(axes, Box(1.5, 2.95, 2.8, 0.95), "routing\nsoftmax$_j(\\beta_h\\,$Re$\\,r_{ij})$", ROUTE)
-    message = draw_box(axes, Box(5.4, 2.95, 2.8, 0.95), "transport\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", CARRY)
+    weight = draw_box(axes, Box(1.5, 2.95, 2.8, 0.95), "routing\nsoftmax$_j(\\beta_h\\,$Re$\\,r_{ij})$", ROUTING)
+    message = draw_box(
+        axes, Box(5.4, 2.95, 2.8, 0.95), "transport\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", TRANSPORT
+    )
     draw_box(axes, Box(3.5, 1.05, 3.0, 0.7), "$z_i = \\sum_j C_{ij}\\, m_{ij}$")
     for start, end in ((target.bottom, (2.6, 5.2)), (source.bottom, (4.4, 5.2))):
         draw_arrow(axes, start, end)
-    draw_arrow(axes, (2.8, 4.33), weight.top, ROUTE)
-    draw_arrow(axes, (4.2, 4.33), message.top, CARRY)
+    draw_arrow(axes, (2.8, 4.33), weight.top, ROUTING)
+    draw_arrow(axes, (4.2, 4.33), message.top, TRANSPORT)
     draw_arrow(axes, (6.2, source.bottom[1]), (6.2, message.top[1]), GREY)
-    draw_arrow(axes, (2.65, weight.bottom[1]), (3.1, 1.42), ROUTE)
-    draw_arrow(axes, (4.3, message.bottom[1]), (3.9, 1.42), CARRY)
-    _label(axes, (0.1, 2.15), "uniform 1/k", costs.get("routing_uniform"), "left")
-    _label(axes, (6.8, 2.15), "identity", costs.get("transport_identity"), "right")
-    _label(axes, (6.8, 1.05), "both", costs.get("both_off"), "right")
-    _label(axes, (2.0, 4.7), "frozen random\nfield", costs.get("frozen_random"), "right")
+    draw_arrow(axes, (2.65, weight.bottom[1]), (3.1, 1.42), ROUTING)
+    draw_arrow(axes, (4.3, message.bottom[1]), (3.9, 1.42), TRANSPORT)
+    _draw_cost(axes, (0.1, 2.15), "uniform 1/k", costs.get("routing_uniform"), "left")
+    _draw_cost(axes, (6.8, 2.15), "identity", costs.get("transport_identity"), "right")
+    _draw_cost(axes, (6.8, 1.05), "both", costs.get("both_off"), "right")
+    _draw_cost(axes, (2.0, 4.7), "frozen random\nfield", costs.get("frozen_random"), "right")
 
 
-def _label(axes: Any, place: tuple[float, float], change: str, points: float | None, side: str) -> None:
+def _draw_cost(axes: Any, place: tuple[float, float], change: str, points: float | None, side: str) -> None:
     if points is not None:
         text = f"{change}: {points:+.1f}".replace("-", "\N{MINUS SIGN}")
         axes.text(*place, text, ha=side, va="center", fontsize=7.5, fontweight="bold", color=INK, zorder=5)

@@ -1,4 +1,4 @@
-"""The paper's third figure: does the routing stay sharp when it is made so?"""
+"""Figures of a study: ablations, contrasts against training length, the probe of the routing temperature."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from quatsphere.report.figures.style import (
     DASHES,
     GREY,
     INK,
+    LIGHT_BLUE,
     ORANGE,
     WIDE,
     Array,
+    epoch_axis,
+    escape_math,
     light_grid,
-    plain,
+    new_figure,
     styled,
-    whole_epochs,
 )
-
-LIGHT = "#A6CDE3"
 
 
 class Measured(NamedTuple):
-    """A mean with the ends of its interval, in percent or points; no interval where there is one seed."""
+    """A mean with the ends of its interval, in percent or points; one seed has no interval."""
 
     mean: float
     low: float | None = None
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 class AblationRow(NamedTuple):
-    """One row: accuracy in percent, all its seeds, the change from its reference, and the paper's two numbers."""
+    """One variant: accuracies in percent by seed, their mean, the change from the reference, the paper's values."""
 
     title: str
     seeds: Sequence[float]
@@ -47,61 +47,65 @@ class AblationRow(NamedTuple):
 
 
 @styled
-def ablation_bars(rows: Sequence[AblationRow], told: str, data: str = "") -> Figure:
-    """Left: accuracy with every seed as a dot. Right: the change from the reference, the paper's as a diamond.
+def ablation_bars(rows: Sequence[AblationRow], interval_label: str, data: str = "") -> Figure:
+    """Draw accuracies with every seed as a dot (left) and changes from the reference (right) of all variants.
 
-    Lines are the intervals of the means; `told` says which, `data` names the data set. Bars of rows that are a
-    reference themselves are dark.
+    Lines are the intervals of the means, diamonds the paper's changes; bars of reference variants are dark.
+
+    Args:
+        rows: one row per variant, from top to bottom.
+        interval_label: kind of the intervals, for the legend.
+        data: name of the data set, for the axis label.
     """
-    figure = Figure(figsize=(WIDE, 0.95 + 0.26 * len(rows)), layout="constrained")
+    figure = new_figure(WIDE, 0.95 + 0.26 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.05))
-    places = np.arange(len(rows))[::-1]
-    _accuracies(left, rows, places)
-    _changes(right, rows, places)
-    left.set_yticks(places, [f"{plain(row.title, 36)} ({len(row.seeds)})" for row in rows])
+    heights = np.arange(len(rows))[::-1]
+    _draw_accuracies(left, rows, heights)
+    _draw_changes(right, rows, heights)
+    left.set_yticks(heights, [f"{escape_math(row.title, 36)} ({len(row.seeds)})" for row in rows])
     for axes in (left, right):
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         light_grid(axes, "x")
     left.set_xlabel(": ".join(filter(None, (data, "test accuracy, % (axis cut; n in brackets)"))))
-    _legend(figure, right, told, any(row.paper_change is not None for row in rows))
+    _ablation_legend(figure, right, interval_label, any(row.paper_change is not None for row in rows))
     return figure
 
 
-def _accuracies(axes: Any, rows: Sequence[AblationRow], places: Array) -> None:
-    for place, row in zip(places, rows, strict=True):
-        axes.barh(place, row.accuracy.mean, 0.66, color=LIGHT if row.change else BLUE, zorder=2)
-        _interval(axes, row.accuracy, place)
-        axes.plot(row.seeds, [place] * len(row.seeds), "o", color=INK, markersize=2.4, alpha=0.65, zorder=4)
+def _draw_accuracies(axes: Any, rows: Sequence[AblationRow], heights: Array) -> None:
+    for height, row in zip(heights, rows, strict=True):
+        axes.barh(height, row.accuracy.mean, 0.66, color=LIGHT_BLUE if row.change else BLUE, zorder=2)
+        _draw_interval(axes, row.accuracy, height)
+        axes.plot(row.seeds, [height] * len(row.seeds), "o", color=INK, markersize=2.4, alpha=0.65, zorder=4)
     ends = [value for row in rows for value in (*row.seeds, row.accuracy.low, row.accuracy.high) if value is not None]
     low, high = min(ends, default=0.0), max(ends, default=100.0)
     axes.set_xlim(max(0.0, 5 * ((low - 2) // 5)), min(100.0, high + 0.05 * (high - low) + 0.5))
 
 
-def _changes(axes: Any, rows: Sequence[AblationRow], places: Array) -> None:
+def _draw_changes(axes: Any, rows: Sequence[AblationRow], heights: Array) -> None:
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=1)
-    for place, row in zip(places, rows, strict=True):
+    for height, row in zip(heights, rows, strict=True):
         if row.change is not None:
-            axes.barh(place, row.change.mean, 0.66, color=LIGHT, zorder=2)
-            _interval(axes, row.change, place)
+            axes.barh(height, row.change.mean, 0.66, color=LIGHT_BLUE, zorder=2)
+            _draw_interval(axes, row.change, height)
         if row.paper_change is not None:
-            axes.plot(row.paper_change, place, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=5)
+            axes.plot(row.paper_change, height, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=5)
         if row.paper_accuracy is not None:
             text = f"{row.paper_accuracy:.1f}"
-            axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7, color=ORANGE)
+            axes.text(1.01, height, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7, color=ORANGE)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("change from the reference, points")
     axes.margins(x=0.08)
 
 
-def _interval(axes: Any, measured: Measured, place: float) -> None:
+def _draw_interval(axes: Any, measured: Measured, height: float) -> None:
     if measured.low is not None and measured.high is not None:
-        axes.plot((measured.low, measured.high), (place, place), color=INK, linewidth=1.3, zorder=3)
+        axes.plot((measured.low, measured.high), (height, height), color=INK, linewidth=1.3, zorder=3)
 
 
-def _legend(figure: Figure, axes: Any, told: str, paper: bool) -> None:
+def _ablation_legend(figure: Figure, axes: Any, interval_label: str, paper: bool) -> None:
     axes.plot([], [], "o", color=INK, markersize=2.4, alpha=0.65, label="one seed")
-    axes.plot([], [], color=INK, linewidth=1.3, label=told)
+    axes.plot([], [], color=INK, linewidth=1.3, label=interval_label)
     if paper:
         label = "paper, full size: change (at the edge: accuracy)"
         axes.plot([], [], "D", color=ORANGE, markeredgecolor="white", markersize=5.5, label=label)
@@ -109,7 +113,7 @@ def _legend(figure: Figure, axes: Any, told: str, paper: bool) -> None:
 
 
 class LengthPoint(NamedTuple):
-    """A contrast in points at a number of images seen, the ends of its interval, and its value for every seed."""
+    """A contrast in points after a number of training images, with its interval and its value by seed."""
 
     images: int
     value: float
@@ -119,7 +123,7 @@ class LengthPoint(NamedTuple):
 
 
 class LengthCurve(NamedTuple):
-    """A contrast at several lengths, the paper's value, and the verdict."""
+    """A contrast at several training lengths, the paper's value, and the verdict."""
 
     title: str
     points: Sequence[LengthPoint]
@@ -129,13 +133,21 @@ class LengthCurve(NamedTuple):
 
 @styled
 def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: str) -> Figure:
-    """One panel per contrast: dots are seeds, bars 95 % intervals, the diamond is the paper at its own length."""
+    """Draw contrasts against the number of training images, one panel per contrast.
+
+    Dots are seeds, bars are intervals, the diamond is the paper's value at the paper's length.
+
+    Args:
+        curves: one curve per panel.
+        paper_images: number of training images of the paper.
+        caption: text below the figure.
+    """
     columns = min(4, max(1, len(curves)))
     rows = max(1, -(-len(curves) // columns))
-    figure = Figure(figsize=(WIDE, 0.6 + 1.75 * rows), layout="constrained")
+    figure = new_figure(WIDE, 0.6 + 1.75 * rows)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
     for axes, curve in zip(panels, curves, strict=False):
-        _panel(axes, curve, paper_images)
+        _draw_contrast(axes, curve, paper_images)
     for axes in panels[len(curves) :]:
         axes.set_visible(False)
     for axes in panels[max(0, len(curves) - columns) : len(curves)]:
@@ -146,31 +158,29 @@ def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: s
     return figure
 
 
-def _panel(axes: Any, curve: LengthCurve, paper_images: int) -> None:
+def _draw_contrast(axes: Any, curve: LengthCurve, paper_images: int) -> None:
     axes.axhline(0, color=GREY, linewidth=0.8, zorder=1)
-    places = [point.images for point in curve.points]
-    axes.plot(places, [point.value for point in curve.points], "-o", color=BLUE, zorder=3)
+    images = [point.images for point in curve.points]
+    axes.plot(images, [point.value for point in curve.points], "-o", color=BLUE, zorder=3)
     for point in curve.points:
         axes.plot([point.images] * len(point.seeds), point.seeds, ".", color=INK, markersize=2.5, alpha=0.5, zorder=2)
         if point.low is not None and point.high is not None:
             axes.plot([point.images] * 2, [point.low, point.high], color=BLUE, linewidth=1.2, zorder=3)
     axes.plot(paper_images, curve.paper, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=4)
     axes.set_xscale("log")
-    axes.set_title(f"{plain(curve.title, 30)}\n{curve.verdict}", fontsize=7.5, loc="left")
+    axes.set_title(f"{escape_math(curve.title, 30)}\n{curve.verdict}", fontsize=7.5, loc="left")
     axes.margins(x=0.12, y=0.15)
     light_grid(axes)
 
 
 FIXED_POINT = 0.7931
-"""softplus(0) + 0.1: where the priors pull β."""
+"""softplus(0) + 0.1, the value to which the priors pull β."""
 
-
-Steps = Sequence[Sequence[float]]
-"""By epoch, by step."""
+ByEpochAndStep = Sequence[Sequence[float]]
 
 
 class BetaCurve(NamedTuple):
-    """β of the cross-shell steps by epoch: mean, least and greatest over steps and heads; epoch 0 is the start."""
+    """β of the cross-shell steps by epoch: mean, minimum and maximum over steps and heads; epoch 0 is the start."""
 
     label: str
     epochs: Sequence[int]
@@ -180,11 +190,20 @@ class BetaCurve(NamedTuple):
 
 
 def beta_curve(
-    label: str, means: Steps, band: tuple[Steps, Steps] | None, shells: int, start: float | None
+    label: str,
+    means: ByEpochAndStep,
+    band: tuple[ByEpochAndStep, ByEpochAndStep] | None,
+    shells: int,
+    start: float | None,
 ) -> BetaCurve:
-    """The curve of one run from its log: mean β over heads by epoch and step, and where logged least and greatest.
+    """Return the curve of one run; only the cross-shell steps are used.
 
-    Steps are within, cross 1 ..., rounds; the probe is about the cross-shell ones. `start` is none for a zero logit.
+    Args:
+        label: name of the curve.
+        means: β averaged over heads, by epoch and step (within, cross 1 ..., round 1 ...).
+        band: minimum and maximum over heads, by epoch and step, if they were logged.
+        shells: number of shells.
+        start: initial β; None for the default, a zero logit.
     """
     first = FIXED_POINT if start is None else start
     cross, low, high = ([epoch[1:shells] for epoch in values] for values in (means, *(band or (means, means))))
@@ -198,7 +217,7 @@ def beta_curve(
 
 
 def merge_curves(label: str, curves: Sequence[BetaCurve]) -> BetaCurve:
-    """Several seeds as one curve: the mean of the means, the widest band, as long as the shortest."""
+    """Merge the curves of several seeds: mean of the means, widest band, length of the shortest."""
     length = min(len(curve.epochs) for curve in curves)
 
     def at(epoch: int, name: str) -> list[float]:
@@ -211,13 +230,18 @@ def merge_curves(label: str, curves: Sequence[BetaCurve]) -> BetaCurve:
 
 @styled
 def temperature_probe(curves: Sequence[BetaCurve], data: str = "") -> Figure:
-    """Means as lines, min to max as bands, the priors' fixed point dashed; `data` names the data set of the runs."""
-    figure = Figure(figsize=(1.25 * COLUMN, 2.7), layout="constrained")
+    """Draw β of the cross-shell steps over training: means as lines, ranges as bands, the priors' fixed point dashed.
+
+    Args:
+        curves: one curve per run or variant, from `beta_curve` or `merge_curves`.
+        data: title of the legend, such as the name of the data set.
+    """
+    figure = new_figure(1.25 * COLUMN, 2.7)
     axes = figure.subplots()
     for index, curve in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
         axes.fill_between(curve.epochs, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
-        label = plain(curve.label, 48)
+        label = escape_math(curve.label, 48)
         axes.plot(curve.epochs, curve.mean, color=colour, linestyle=DASHES[index % len(DASHES)], label=label)
         axes.plot(curve.epochs[-1:], curve.mean[-1:], "o", color=colour, clip_on=False)
     last = max((curve.epochs[-1] for curve in curves), default=1)
@@ -226,9 +250,9 @@ def temperature_probe(curves: Sequence[BetaCurve], data: str = "") -> Figure:
     note = f"fixed point of the priors, {FIXED_POINT:.2f} "
     axes.text(last, FIXED_POINT + 0.04 * top, note, ha="right", va="bottom", fontsize=7, color=INK)
     axes.set_ylabel("β of the cross-shell steps")
-    whole_epochs(axes)
+    epoch_axis(axes)
     light_grid(axes)
     axes.set(xlim=(0, last), ylim=(0, 1.12 * max(1.0, top)))
     if curves:
-        figure.legend(loc="outside upper left", title=plain(data, 80), alignment="left")
+        figure.legend(loc="outside upper left", title=escape_math(data, 80), alignment="left")
     return figure

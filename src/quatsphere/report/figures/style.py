@@ -1,4 +1,4 @@
-"""One style for all figures: Okabe and Ito's colours, told apart by all eyes and, with marks and dashes, in grey."""
+"""Common style of all figures, in Okabe and Ito's colour-blind safe colours, and saving of figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from quatsphere.report.pictures import plain
 from quatsphere.storage.atomic import write_bytes
 
 Array = NDArray[Any]
@@ -21,11 +20,14 @@ Arguments = ParamSpec("Arguments")
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, AMBER, INK, GREY, PALE = "#56B4E9", "#E69F00", "#222222", "#666666", "#DDDDDD"
+LIGHT_BLUE = "#A6CDE3"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, INK, GREY)
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (5, 1.5)), "-", "-")
 WIDE, COLUMN = 7.0, 3.4
-"""Inches: the text's width and one column's."""
+"""Width of the text and of one column, in inches."""
+SLANTED: dict[str, Any] = {"ha": "right", "rotation_mode": "anchor"}
+"""Alignment of slanted tick labels."""
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -49,14 +51,24 @@ STYLE: Any = {
     "pdf.fonttype": 42,
 }
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-"""No time in the file: the same numbers give the same bytes."""
+"""Metadata without a date, so that equal figures give equal files."""
 FORMATS = tuple(METADATA)
 
-__all__ = ["FORMATS", "plain", "save", "styled", "to_bytes"]
+
+class NotebookFigure(Figure):
+    """A matplotlib figure that notebooks display without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return to_bytes(self, "png", dpi=120)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches with constrained layout."""
+    return NotebookFigure(figsize=(width, height), layout="constrained")
 
 
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
-    """A drawing function in our style, whatever the user's matplotlibrc says."""
+    """Decorate a drawing function to use our style, independent of the user's matplotlibrc."""
 
     @functools.wraps(draw)
     def drawn(*arguments: Arguments.args, **named: Arguments.kwargs) -> Figure:
@@ -66,29 +78,35 @@ def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
     return drawn
 
 
-def to_bytes(figure: Figure, kind: str = "svg") -> bytes:
-    """The figure as SVG, PDF or PNG; letters are outlines, so it looks the same everywhere.
+def to_bytes(figure: Figure, kind: str = "svg", dpi: int = 200) -> bytes:
+    """Return the figure as SVG, PDF or PNG; text is drawn as outlines and looks the same everywhere.
 
-    A letter the font lacks is drawn as a box, without a warning.
+    Characters missing from the font are drawn as boxes, without a warning.
     """
     buffer = io.BytesIO()
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(buffer, format=kind, dpi=200, facecolor="white", bbox_inches="tight", metadata=METADATA[kind])
+        figure.savefig(buffer, format=kind, dpi=dpi, facecolor="white", bbox_inches="tight", metadata=METADATA[kind])
     return buffer.getvalue()
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure in the format its name ends with, whole or not at all."""
+    """Write the figure atomically, in the format of the file's suffix: svg, pdf or png."""
     write_bytes(path, to_bytes(figure, path.suffix.removeprefix(".")))
 
 
+def escape_math(text: str, max_length: int = 24) -> str:
+    """Return text as one line of at most `max_length` characters in which matplotlib sees no formula."""
+    short = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return short.replace("$", r"\$").replace("\n", " ")
+
+
 def light_grid(axes: Any, axis: str = "y") -> None:
-    """Lines to read values by, that do not compete with the data."""
+    """Draw pale grid lines."""
     axes.grid(True, axis=axis, color=PALE, linewidth=0.6)
 
 
-def whole_epochs(axes: Any) -> None:
-    """Epochs are whole numbers."""
+def epoch_axis(axes: Any) -> None:
+    """Label the x axis with whole epochs."""
     axes.set_xlabel("epoch")
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

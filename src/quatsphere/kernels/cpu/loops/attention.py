@@ -58,7 +58,7 @@ class AttentionSizes(NamedTuple):
         return -(-self.heads // LANES)
 
 
-class AttentionInputs(NamedTuple):
+class AttentionArrays(NamedTuple):
     """Input tensors as flat arrays; absent ones are empty. `beta` is padded to whole blocks."""
 
     target_field: Any
@@ -262,7 +262,7 @@ def attend_items(items, chunks, inputs, sizes, out, tables, scratch):
         attend_targets(inputs, sizes, item, start, stop, tables, scratch, out)
 
 
-def run_attention(inputs: AttentionInputs, sizes: AttentionSizes, out: Any) -> None:
+def run_attention(inputs: AttentionArrays, sizes: AttentionSizes, out: Any) -> None:
     """Attention of all items -> out (B, T, H, Q, 4)."""
 
     def run(items: Span, chunks: tuple[Span, ...], tables: AttentionTables, scratch: Any) -> None:

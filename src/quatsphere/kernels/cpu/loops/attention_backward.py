@@ -18,7 +18,7 @@ from quatsphere.kernels.cpu.loops.attention import (
     GEOMETRIC,
     PREFETCH_DISTANCE,
     UNIFORM,
-    AttentionInputs,
+    AttentionArrays,
     AttentionSizes,
     AttentionTables,
     direction,
@@ -269,7 +269,7 @@ def attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual
 
 
 def run_attention_backward(
-    inputs: AttentionInputs,
+    inputs: AttentionArrays,
     sizes: AttentionSizes,
     outputs: tuple[Any, Any],
     residual: ResidualGrad,

@@ -42,7 +42,7 @@ MAX_CHUNK_TOKENS = 3072
 HEADS_PER_ITEM = 4
 """Heads per unit of work: several cache lines of a token are read at once, and small batches still split."""
 USE_EIGHT_ROWS = has_avx512()
-"""Whether register tiles have eight rows instead of four; does not affect the result."""
+"""True for register tiles of eight rows, False for four; does not affect the result."""
 
 
 class FeedForwardSizes(NamedTuple):

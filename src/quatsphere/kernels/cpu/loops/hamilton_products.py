@@ -32,7 +32,7 @@ from quatsphere.kernels.cpu.loops.simd import (
 )
 
 USE_SIX_TOKENS = has_avx512()
-"""Whether the registers hold the sums of six tokens instead of two; does not affect the result."""
+"""True to accumulate six tokens in registers, False for two; does not affect the result."""
 HADAMARD = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 UNPACK = torch.cat(
     (torch.tensor(HADAMARD) * torch.tensor([-1, 1, 1, 1]) / 4, torch.diag(torch.tensor([2, -2, -2, -2])))

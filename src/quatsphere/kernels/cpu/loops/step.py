@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quatsphere.kernels.cpu.loops import LANES, attention, feed_forward, field
-from quatsphere.kernels.cpu.loops.attention import AttentionInputs, AttentionSizes, attend_targets, lift_sources
+from quatsphere.kernels.cpu.loops.attention import AttentionArrays, AttentionSizes, attend_targets, lift_sources
 from quatsphere.kernels.cpu.loops.feed_forward import FeedForwardSizes, PackedWeights, feed_forward_range
 from quatsphere.kernels.cpu.loops.field import FieldArrays, FieldSizes, perturb_range
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined, not_inlined
@@ -32,14 +32,14 @@ IMAGES_PER_TASK = 3
 """Images that stay in a thread's cache; their tokens fill whole blocks if the number of vertices is a multiple of 8."""
 
 
-class ShellField(NamedTuple):
+class ShellArguments(NamedTuple):
     """Perturbation arguments of one shell; a step within a shell has a second shell without vertices."""
 
     sizes: FieldSizes
     bound: float
     arrays: FieldArrays
 
-    def with_arrays(self, hidden: Any, out: Any) -> "ShellField":
+    def with_arrays(self, hidden: Any, out: Any) -> "ShellArguments":
         """The same shell with other hidden rows and output."""
         return self._replace(arrays=self.arrays._replace(hidden=hidden, out=out))
 
@@ -56,8 +56,8 @@ class PostBlock(NamedTuple):
 class StepArguments(NamedTuple):
     """All inputs of a step."""
 
-    shells: tuple[ShellField, ShellField]
-    inputs: AttentionInputs
+    shells: tuple[ShellArguments, ShellArguments]
+    inputs: AttentionArrays
     sizes: AttentionSizes
     post: PostBlock
 

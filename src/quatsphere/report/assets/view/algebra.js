@@ -1,4 +1,4 @@
-// Quaternions (real part first), the camera, and how the model's space lies on the screen.
+// Quaternions (real part first), the camera, and the map from model coordinates to the screen.
 const conjugate = ([w, x, y, z]) => [w, -x, -y, -z];
 
 function multiply([aw, ax, ay, az], [bw, bx, by, bz]) {
@@ -15,7 +15,7 @@ const relative = (qi, qj) => multiply(conjugate(qi), qj);
 const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
 const normOf = (v) => Math.sqrt(dot(v, v));
 
-// Rotation angle in degrees between two unit quaternions, blind to their signs; exact near 0.
+// Rotation angle in degrees between two unit quaternions, independent of their signs; accurate near 0.
 function angleBetween(a, b) {
   const sign = dot(a, b) < 0 ? -1 : 1;
   const apart = normOf(a.map((value, i) => value - sign * b[i]));
@@ -25,13 +25,13 @@ function angleBetween(a, b) {
 
 const axesOf = (q) => [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]].map((unit) => sandwich(q, unit).slice(1));
 
-// The model's x, y, z as (right, up, towards the eye). On the sphere longitude 0, the middle of the image, faces us
-// and image rows go down; both maps are rotations, so that nothing is mirrored.
+// The model's x, y, z as (right, up, towards the eye). On the sphere longitude 0, the middle of the image, faces
+// the viewer and image rows go down; both maps are rotations, so nothing is mirrored.
 const flat = meta.layout === 'plane';
 const SHEET = 0.85;
 const toScreenAxes = flat ? ([x, y, z]) => [x, -y, -z] : ([x, y, z]) => [z, -y, x];
 
-// Shells as the stage needs them: places in screen axes, the distance between vertices, where each looks in the image.
+// Shells for drawing: places in screen axes, spacing of the vertices, image coordinates of each vertex.
 const shells = [];
 for (let index = 0; arrays.has(`positions.${index}`); index++) {
   const { shape: [count] } = arrays.get(`positions.${index}`);
@@ -41,17 +41,17 @@ for (let index = 0; arrays.has(`positions.${index}`); index++) {
 
 function globeOf(index, given) {
   const radius = normOf(given[0]);
-  const looks = given.map(([x, y, z]) => [Math.atan2(z, x) / Math.PI, y / radius]);
+  const imageCoords = given.map(([x, y, z]) => [Math.atan2(z, x) / Math.PI, y / radius]);
   const spacing = radius * Math.sqrt((4 * Math.PI) / given.length);
-  return { index, count: given.length, places: given.map(toScreenAxes), looks, radius, spacing };
+  return { index, count: given.length, places: given.map(toScreenAxes), imageCoords, radius, spacing };
 }
 
-// Sheets stand one behind the other, the first at the back.
+// Planes are drawn one behind the other, the first at the back.
 function sheetOf(index, given) {
   const last = meta.steps[meta.steps.length - 1].target;
   const depth = Math.min(0.8, 2.2 / Math.max(1, last)) * (index - last / 2);
   const places = given.map(([x, y]) => [SHEET * x, -SHEET * y, depth]);
-  return { index, count: given.length, places, looks: given, radius: 1, depth, spacing: SHEET * Math.sqrt(4 / given.length) };
+  return { index, count: given.length, places, imageCoords: given, radius: 1, depth, spacing: SHEET * Math.sqrt(4 / given.length) };
 }
 
 // A camera on a sphere around the centre: yaw about the upright axis, then pitch, then perspective.
@@ -60,33 +60,33 @@ const DISTANCE = 3.6;
 const camera = { ...FACING };
 let rotation = [];
 
-function aim(news) {
-  Object.assign(camera, news);
+function aim(changes) {
+  Object.assign(camera, changes);
   const [sy, cy, sp, cp] = [Math.sin(camera.yaw), Math.cos(camera.yaw), Math.sin(camera.pitch), Math.cos(camera.pitch)];
   rotation = [cy, 0, sy, sy * sp, cp, -cy * sp, -sy * cp, sp, cy * cp];
 }
 aim(FACING);
 
-// Screen axes as the camera sees them, and back.
-function turn([x, y, z]) {
+// Rotation of screen axes to the camera, and its inverse.
+function rotate([x, y, z]) {
   const [a, b, c, d, e, f, g, h, i] = rotation;
   return [a * x + b * y + c * z, d * x + e * y + f * z, g * x + h * y + i * z];
 }
 
-function turnBack([x, y, z]) {
+function rotateBack([x, y, z]) {
   const [a, b, c, d, e, f, g, h, i] = rotation;
   return [a * x + d * y + g * z, b * x + e * y + h * z, c * x + f * y + i * z];
 }
 
-// A lens over a canvas of this size that a shell of this radius fills: screen axes -> [x, y, towards, pixels per unit].
+// Projection onto a canvas that a shell of this radius fills: screen axes -> [x, y, towards, pixels per unit].
 function lensOf(width, height, radius) {
   const unit = (0.42 / radius) * Math.min(width, height) * camera.zoom * Math.sqrt(DISTANCE * DISTANCE - radius * radius);
   return (place) => {
-    const [across, up, towards] = turn(place);
+    const [across, up, towards] = rotate(place);
     const scale = unit / (DISTANCE - towards);
     return [width / 2 + across * scale, height / 2 - up * scale, towards, scale];
   };
 }
 
-// Whether a vertex is on the side of its shell that we see; all of a sheet is.
-const facesUs = (shell, towards) => flat || towards > (shell.radius * shell.radius) / DISTANCE;
+// Whether a vertex is on the visible side of its shell; all vertices of a plane are.
+const isVisible = (shell, towards) => flat || towards > (shell.radius * shell.radius) / DISTANCE;

@@ -1,4 +1,4 @@
-// The words and numbers beside the pictures; all text goes through textContent.
+// Text and numbers beside the pictures, always set through textContent.
 const byId = (id) => document.getElementById(id);
 const plural = (count, thing) => `${count} ${thing}${count === 1 ? '' : 's'}`;
 
@@ -9,15 +9,15 @@ function element(tag, text, className) {
   return made;
 }
 
-// The chosen vertex and a table of its neighbours: Re r for the chosen image, the routing weight for each.
+// The selected vertex and a table of its neighbours: Re r in the selected image, routing weights in all images.
 function writeNeighbours(state, choose) {
   const { source, target } = meta.steps[state.step];
   const sources = neighboursOf(state.step, state.vertex);
   byId('vertex-title').textContent = `Vertex ${state.vertex} of shell ${target + 1}, head ${state.head + 1}`;
   byId('vertex').max = shells[target].count - 1;
   byId('vertex').value = state.vertex;
-  byId('hears').textContent = `hears ${sources.length} of the ${shells[source].count} vertices of shell `
-    + `${source + 1}; uniform: ${(1 / sources.length).toFixed(5)}`;
+  byId('vertex-summary').textContent = `Receives from ${sources.length} of the ${shells[source].count} vertices of shell `
+    + `${source + 1}; uniform weight ${(1 / sources.length).toFixed(5)}.`;
   const weights = images.map((image) => sources.map((_, slot) => weightOf(image, state.step, state.vertex, slot, state.head)));
   const most = Math.max(...weights.flat());
   byId('neighbours').replaceChildren(...sources.map((vertex, slot) => {
@@ -38,26 +38,26 @@ function writeNeighbours(state, choose) {
   }));
 }
 
-// Re(r) = <q_i, q_j> in the chosen image.
+// Re(r) = <q_i, q_j> in the selected image.
 function scoreOf(state, vertex) {
   const own = row(`field.${state.step}`, state.image, state.vertex, state.head);
   return dot(own, row(`source_field.${state.step}`, state.image, vertex, state.head));
 }
 
 const vector = (values) => `(${values.map((value) => value.toFixed(2)).join(', ')})`;
-const CARRIED = {
-  identity: 'transport is the identity: it arrives as it was sent',
-  projected: 'transport is a linear map per head, the same for every target: shown after it',
+const UNROTATED = {
+  identity: 'the transport is the identity, so it is received as sent',
+  projected: 'the transport is a linear map per head; shown after the map',
 };
 
 function writeMessage(state, { source, r, shown, channels }) {
   const angle = angleBetween(r, [1, 0, 0, 0]);
-  const by = { lift: 'q of the sender', lower: 'q* of the receiver' }[meta.transport] ?? 'r';
-  const turned = `${by} turns it by ${angle.toFixed(1)}° about the dotted axis`;
-  const [sent, arrived] = shown[0];
+  const by = { lift: 'q of the source', lower: 'q* of the target' }[meta.transport] ?? 'r';
+  const rotated = `${by} rotates it by ${angle.toFixed(1)}° about the dotted axis`;
+  const [sent, received] = shown[0];
   const some = channels > shown.length ? `the longest ${shown.length} of ${channels} channels` : plural(channels, 'channel');
-  byId('message-text').textContent = `from vertex ${source}, ${some}; ${CARRIED[meta.transport] ?? turned}. `
-    + `Longest: ${vector(sent.slice(1))} → ${vector(arrived.slice(1))}, real part ${sent[0].toFixed(2)} → ${arrived[0].toFixed(2)}.`;
+  byId('message-text').textContent = `Message from vertex ${source}, ${some}; ${UNROTATED[meta.transport] ?? rotated}. `
+    + `Longest: ${vector(sent.slice(1))} → ${vector(received.slice(1))}, real part ${sent[0].toFixed(2)} → ${received[0].toFixed(2)}.`;
 }
 
 function writeFrames(state) {
@@ -69,7 +69,7 @@ function writeFrames(state) {
     + `drifted ${at(`drift.${target}`, state.vertex, state.head).toFixed(3)} rad in training.`;
 }
 
-// The ends of the colour scale and what the colours mean.
+// Ends of the colour scale and meaning of the colours.
 function writeLegend(state, range) {
   const quantity = QUANTITIES[state.quantity];
   const shown = range !== null;
@@ -81,7 +81,7 @@ function writeLegend(state, range) {
   byId('high').textContent = range[1].toPrecision(3);
 }
 
-// What the pointer is on.
+// Description of the vertex under the pointer.
 function describe(state, image, { shell, vertex }) {
   const quantity = QUANTITIES[state.quantity];
   const value = quantity.value?.({ ...state, image, shell, vertex }) ?? null;

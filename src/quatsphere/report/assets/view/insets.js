@@ -1,4 +1,4 @@
-// The small pictures: the image with the places looked at, the frames of all heads, one message on its way.
+// Small pictures: the image with sampling points, the frames of all heads, one message before and after transport.
 const pictures = images.map((image) => {
   const { shape: [, , rows, columns] } = arrays.get('pixels');
   const pixels = new ImageData(columns, rows);
@@ -17,7 +17,7 @@ function drawThumb(canvas, image, state) {
   pen.drawImage(pictures[image], 0, 0, width, height);
   const { source, target } = meta.steps[state.step];
   const dot = (shell, vertex, radius, colour) => {
-    const [u, v] = shells[shell].looks[vertex];
+    const [u, v] = shells[shell].imageCoords[vertex];
     ring(pen, ((u + 1) / 2) * width, ((v + 1) / 2) * height, radius, colour);
   };
   const sources = neighboursOf(state.step, state.vertex);
@@ -30,7 +30,7 @@ function drawThumb(canvas, image, state) {
 
 const headColumns = Math.min(meta.heads, 8);
 
-// A grid with a cell per head; gives the head at a point of the canvas.
+// A grid with a cell per head; returns a function from a point of the canvas to a head.
 function drawFrames(canvas, image, state) {
   const { pen, width } = prepare(canvas);
   const columns = headColumns;
@@ -53,37 +53,37 @@ function drawFrames(canvas, image, state) {
   return (x, y) => Math.floor(y / side) * columns + Math.floor(x / side);
 }
 
-// The camera without perspective, for pictures without depth.
+// Parallel projection, for pictures without depth.
 const parallelLens = (x, y, unit) => (place) => {
-  const [across, up] = turn(place);
+  const [across, up] = rotate(place);
   return [x + unit * across, y - unit * up];
 };
 
-// What the chosen neighbour sends and what arrives: m = r x r* for the sandwich, r x one-sided, x for the identity; lift
-// turns by q_j and lower by q_i* in place of r.
+// The message of the selected neighbour as sent and as received: m = r x r* for the sandwich, r x one-sided, x for the
+// identity; lift uses q_j and lower q_i* in place of r.
 function messageOf(image, state) {
   const source = neighboursOf(state.step, state.vertex)[state.slot];
   const target = row(`field.${state.step}`, image, state.vertex, state.head);
   const sender = row(`source_field.${state.step}`, image, source, state.head);
   const r = { lift: sender, lower: conjugate(target) }[meta.transport] ?? relative(target, sender);
-  const turned = (x) => sandwich(r, x);
-  const ways = { sandwich: turned, lift: turned, lower: turned, one_sided: (x) => multiply(r, x) };
-  const carry = ways[meta.transport] ?? ((x) => x);
+  const rotated = (x) => sandwich(r, x);
+  const rules = { sandwich: rotated, lift: rotated, lower: rotated, one_sided: (x) => multiply(r, x) };
+  const transport = rules[meta.transport] ?? ((x) => x);
   const channels = arrays.get(`features.${state.step}`).shape[3];
   const sent = Array.from({ length: channels }, (_, q) => row(`features.${state.step}`, image, source, state.head, q));
-  const shown = sent.map((x) => [x, carry(x)]).sort(([a], [b]) => normOf(b) - normOf(a)).slice(0, CHANNELS.length);
+  const shown = sent.map((x) => [x, transport(x)]).sort(([a], [b]) => normOf(b) - normOf(a)).slice(0, CHANNELS.length);
   return { source, r, shown, channels };
 }
 
 function drawMessage(canvas, { r, shown }) {
   const { pen, width, height } = prepare(canvas);
-  const most = Math.max(1e-12, ...shown.flatMap(([sent, arrived]) => [normOf(sent.slice(1)), normOf(arrived.slice(1))]));
+  const most = Math.max(1e-12, ...shown.flatMap(([sent, received]) => [normOf(sent.slice(1)), normOf(received.slice(1))]));
   const lens = parallelLens(width / 2, height / 2, 0.44 * Math.min(width, height));
   const axis = normOf(r.slice(1)) > 1e-6 ? r.slice(1).map((value) => value / normOf(r.slice(1))) : null;
   if (axis) line(pen, lens, axis.map((value) => -1.15 * value), axis.map((value) => 1.15 * value), css('--muted'), 1, [2, 4]);
-  shown.forEach(([sent, arrived], number) => {
+  shown.forEach(([sent, received], number) => {
     line(pen, lens, [0, 0, 0], sent.slice(1).map((value) => value / most), CHANNELS[number], 1.6, [5, 4]);
-    line(pen, lens, [0, 0, 0], arrived.slice(1).map((value) => value / most), CHANNELS[number], 3, []);
+    line(pen, lens, [0, 0, 0], received.slice(1).map((value) => value / most), CHANNELS[number], 3, []);
   });
 }
 
@@ -100,7 +100,7 @@ function line(pen, lens, from, to, colour, width, dash) {
   if (!dash.length) arrowHead(pen, ...start, ...end);
 }
 
-// The colour scale itself.
+// The colour scale.
 function drawRamp(canvas, state) {
   const { scale } = QUANTITIES[state.quantity];
   const { pen, width, height } = prepare(canvas);

@@ -1,34 +1,34 @@
-// State, controls, and drawing when something changed.
+// State, controls, and drawing after changes.
 const scenes = [...document.querySelectorAll('.scene')].map((scene, image) => ({
   image, scene, stage: scene.querySelector('.stage'), thumb: scene.querySelector('.thumb'), hover: scene.querySelector('.hover'),
 }));
-// Within a shell the nearest neighbour is the vertex itself; the next one has more to tell.
+// Within a shell the first neighbour is the vertex itself, so the second one is selected.
 const firstSlot = (step) => (meta.steps[step].source === meta.steps[step].target ? 1 : 0);
-const state = { step: 0, head: 0, vertex: nearestVertex(0, flat ? [0, 0] : turnBack([0, 0, 1])), slot: firstSlot(0), image: 0, quantity: 'image', outer: true };
+const state = { step: 0, head: 0, vertex: nearestVertex(0, flat ? [0, 0] : rotateBack([0, 0, 1])), slot: firstSlot(0), image: 0, quantity: 'image', outer: true };
 let painted = null;
 let headAt = () => 0;
 let pending = false;
 
-// The vertex of the step's target shell nearest to where another one is; at first the one that faces us.
+// The vertex of the step's target shell nearest to a place.
 function nearestVertex(step, place) {
   const shell = shells[meta.steps[step].target];
-  const distance = (vertex) => Math.hypot(...lookAt(shell, vertex).map((value, i) => value - place[i]));
+  const distance = (vertex) => Math.hypot(...placeIn(shell, vertex).map((value, i) => value - place[i]));
   let best = 0;
   for (let vertex = 1; vertex < shell.count; vertex++) if (distance(vertex) < distance(best)) best = vertex;
   return best;
 }
 
-// What does not change from shell to shell: the direction from the centre, or the place on the sheet.
-function lookAt(shell, vertex) {
-  return flat ? shell.looks[vertex] : shell.places[vertex].map((value) => value / shell.radius);
+// Coordinates that are comparable between shells: the direction from the centre, or the place on the plane.
+function placeIn(shell, vertex) {
+  return flat ? shell.imageCoords[vertex] : shell.places[vertex].map((value) => value / shell.radius);
 }
 
-// Colours change with the state, not with the camera.
+// Colours depend on the state, not on the camera.
 function paint() {
   painted = paintShells(state, shownShells(state));
 }
 
-// All pictures first, then all words: writing before measuring would lay the page out twice.
+// All pictures first, then all text: text before measurements would cause a second page layout.
 function draw() {
   pending = false;
   for (const { image, stage, thumb } of scenes) {
@@ -57,13 +57,13 @@ function schedule() {
   requestAnimationFrame(draw);
 }
 
-// Take over new values; a step to another shell keeps looking in the same direction.
-function change(news) {
-  if (news.step !== undefined && meta.steps[news.step].target !== meta.steps[state.step].target) {
-    news.vertex = nearestVertex(news.step, lookAt(shells[meta.steps[state.step].target], state.vertex));
-    news.slot = firstSlot(news.step);
+// Apply changes to the state; a step to another shell selects the vertex in the same direction.
+function change(changes) {
+  if (changes.step !== undefined && meta.steps[changes.step].target !== meta.steps[state.step].target) {
+    changes.vertex = nearestVertex(changes.step, placeIn(shells[meta.steps[state.step].target], state.vertex));
+    changes.slot = firstSlot(changes.step);
   }
-  Object.assign(state, news);
+  Object.assign(state, changes);
   const count = neighboursOf(state.step, state.vertex).length;
   state.slot = Math.min(state.slot, count - 1);
   for (const [id, value] of [['step', state.step + 1], ['head', state.head + 1], ['quantity', state.quantity]]) byId(id).value = value;
@@ -72,7 +72,7 @@ function change(news) {
   schedule();
 }
 
-function turnBy(across, down) {
+function rotateBy(across, down) {
   aim({ yaw: camera.yaw + across, pitch: Math.max(-1.5, Math.min(1.5, camera.pitch + down)) });
   schedule();
 }
@@ -82,7 +82,7 @@ function zoomBy(factor) {
   schedule();
 }
 
-// Drag turns, two fingers zoom, a click without a drag chooses.
+// Drag rotates, two fingers zoom, a click without a drag selects.
 function listen({ image, stage, hover }) {
   const fingers = new Map();
   let moved = 0;
@@ -105,7 +105,7 @@ function listen({ image, stage, hover }) {
       const span = ([x, y]) => Math.hypot(x - other[0], y - other[1]);
       zoomBy(span([event.offsetX, event.offsetY]) / Math.max(1, span(before)));
     } else if (moved > 4) {
-      turnBy(dx * 0.008, dy * 0.008);
+      rotateBy(dx * 0.008, dy * 0.008);
     }
     fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
   });
@@ -122,8 +122,8 @@ function listen({ image, stage, hover }) {
   }, { passive: false });
   stage.addEventListener('keydown', (event) => {
     const keys = {
-      ArrowLeft: () => turnBy(-0.1, 0), ArrowRight: () => turnBy(0.1, 0), ArrowUp: () => turnBy(0, -0.1),
-      ArrowDown: () => turnBy(0, 0.1), '+': () => zoomBy(1.15), '-': () => zoomBy(1 / 1.15),
+      ArrowLeft: () => rotateBy(-0.1, 0), ArrowRight: () => rotateBy(0.1, 0), ArrowUp: () => rotateBy(0, -0.1),
+      ArrowDown: () => rotateBy(0, 0.1), '+': () => zoomBy(1.15), '-': () => zoomBy(1 / 1.15),
     };
     if (keys[event.key]) {
       event.preventDefault();

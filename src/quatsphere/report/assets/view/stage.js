@@ -1,4 +1,4 @@
-// One image's shells on a canvas: discs for vertices, lines for the chosen vertex's neighbours, its frame on top.
+// One image's shells on a canvas: discs for vertices, lines to the neighbours of the selected vertex, its frame on top.
 const ink = new Map();
 const css = (name) => ink.get(name);
 
@@ -25,7 +25,7 @@ function prepare(canvas) {
   return { pen, width, height };
 }
 
-// The shells that have been written when `step` is done, outermost first; without the outer ones only this step's two.
+// Shells up to the target of the step, outermost first; without the outer ones only the two shells of the step.
 function shownShells(state) {
   const { source, target } = meta.steps[state.step];
   return shells.filter((shell) => (state.outer ? shell.index <= target : shell.index === source || shell.index === target));
@@ -38,7 +38,7 @@ function drawStage(canvas, image, state, colours) {
   const lens = lensOf(width, height, shown[0].radius);
   const drawn = { pen, lens, image, state, colours, target };
   if (flat) {
-    const away = turn([0, 0, 1])[2] > 0 ? shown : [...shown].reverse();
+    const away = rotate([0, 0, 1])[2] > 0 ? shown : [...shown].reverse();
     for (const shell of away) {
       drawSheet(drawn, shell);
       if (shell.index === 0) drawImage(drawn);
@@ -54,7 +54,7 @@ function drawStage(canvas, image, state, colours) {
   if (hasFrames) drawFrame(drawn);
 }
 
-// The target shell's body, which veils what lies behind it.
+// The body of the target shell, which dims everything behind it.
 function drawGlobe({ pen, lens }, shell) {
   const [x, y, , scale] = lens([0, 0, 0]);
   const edge = scale * DISTANCE * shell.radius / Math.sqrt(DISTANCE * DISTANCE - shell.radius * shell.radius);
@@ -88,10 +88,10 @@ function drawSheet({ pen, lens }, shell) {
   pen.stroke();
 }
 
-// Patches along a side of the painted image: a pixel each, several where the image is small, at most 48.
+// Patches along a side of the image on the shell: one or more per pixel, at most 48.
 const patchesFor = (pixels) => Math.min(48, pixels * Math.ceil(24 / pixels));
 
-// The image on the first shell; on the sphere the half that faces us.
+// The image on the first shell; on the sphere only its visible half.
 function drawImage({ pen, lens, image }) {
   const { shape: [, , rows, columns] } = arrays.get('pixels');
   const [tall, wide] = [patchesFor(rows), patchesFor(columns)];
@@ -104,7 +104,7 @@ function drawImage({ pen, lens, image }) {
     for (let j = 0; j < wide; j++) {
       const first = i * (wide + 1) + j;
       const patch = [corners[first], corners[first + 1], corners[first + wide + 2], corners[first + wide + 1]];
-      if (!facesUs(shells[0], (patch[0][2] + patch[2][2]) / 2)) continue;
+      if (!isVisible(shells[0], (patch[0][2] + patch[2][2]) / 2)) continue;
       const colour = pixelAt(image, Math.floor(((i + 0.5) * rows) / tall), Math.floor(((j + 0.5) * columns) / wide));
       pen.fillStyle = pen.strokeStyle = `rgb(${colour})`;
       pen.beginPath();
@@ -116,7 +116,7 @@ function drawImage({ pen, lens, image }) {
   }
 }
 
-// Where image coordinates (u, v) lie on the first shell: the inverse of the Lambert projection, or the sheet itself.
+// Place of image coordinates (u, v) on the first shell: the inverse Lambert projection, or the plane.
 function placeOf(u, v) {
   if (flat) return [SHEET * u, -SHEET * v, shells[0].depth];
   const across = Math.sqrt(Math.max(0, 1 - v * v));
@@ -129,17 +129,17 @@ function pixelAt(image, y, x) {
   return [0, 1, 2].map((colour) => at('pixels', image, channels >= 3 ? colour : 0, y, x));
 }
 
-// The near or far half of a shell; what lies outside the target shell is pale, so that one sees through it.
+// The near or far half of a shell; shells outside the target shell are pale and transparent.
 function drawHalf({ pen, lens, image, colours, target }, shell, near) {
   const own = shell.index === target;
   const painted = shell.index === 0 && near !== false && (own || flat);
   const size = own || flat ? (painted ? 0.24 : 0.46) * shell.spacing : Math.min(0.3 * shell.spacing, 0.09 * shell.radius);
-  const normal = turn([0, 0, 1]);
+  const normal = rotate([0, 0, 1]);
   pen.globalAlpha = own ? (near === false ? 0.5 : 1) : near === false ? 0.75 : 0.3;
   for (let vertex = 0; vertex < shell.count; vertex++) {
     const [x, y, towards, scale] = lens(shell.places[vertex]);
-    if (near !== null && facesUs(shell, towards) !== near) continue;
-    const [nx, ny, nz] = flat ? normal : turn(shell.places[vertex]).map((value) => value / shell.radius);
+    if (near !== null && isVisible(shell, towards) !== near) continue;
+    const [nx, ny, nz] = flat ? normal : rotate(shell.places[vertex]).map((value) => value / shell.radius);
     const radius = size * scale;
     pen.fillStyle = colours[image][shell.index][vertex] ?? css('--line');
     pen.beginPath();
@@ -150,7 +150,7 @@ function drawHalf({ pen, lens, image, colours, target }, shell, near) {
   pen.globalAlpha = 1;
 }
 
-// Tells a disc from the image under it.
+// Outline that separates a disc from the image below it.
 function outline(pen) {
   for (const [width, colour] of [[2.4, '#000000'], [1.2, '#ffffff']]) {
     pen.lineWidth = width;
@@ -159,7 +159,7 @@ function outline(pen) {
   }
 }
 
-// The graph around the chosen vertex: a line's width is the weight times k (1 where all neighbours count the same).
+// Edges of the selected vertex; the width of a line is its weight times k (1 for uniform weights).
 function drawEdges({ pen, lens, image, state }) {
   const { source, target } = meta.steps[state.step];
   const sources = neighboursOf(state.step, state.vertex);
@@ -233,14 +233,14 @@ function arrowHead(pen, x, y, ex, ey) {
   pen.fill();
 }
 
-// The vertex under a point: one of the target shell, or a neighbour of the chosen one. What faces us comes first.
+// The vertex under a point: of the target shell, or a neighbour of the selected one. Visible vertices come first.
 function pick(canvas, state, px, py) {
   const lens = lensOf(canvas.clientWidth, canvas.clientHeight, shownShells(state)[0].radius);
   const { source, target } = meta.steps[state.step];
   let best = { distance: Infinity };
   const offer = (shell, vertex, slot) => {
     const [x, y, towards, scale] = lens(shell.places[vertex]);
-    const distance = Math.hypot(x - px, y - py) + (facesUs(shell, towards) ? 0 : 12) - (slot === null ? 0 : 2);
+    const distance = Math.hypot(x - px, y - py) + (isVisible(shell, towards) ? 0 : 12) - (slot === null ? 0 : 2);
     const near = Math.max(22, 0.6 * shell.spacing * scale);
     if (distance < Math.min(near, best.distance)) best = { distance, shell: shell.index, vertex, slot };
   };

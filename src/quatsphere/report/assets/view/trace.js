@@ -1,4 +1,4 @@
-// The trace: a safetensors file in base64, as typed arrays; fixed point is undone when a number is read.
+// The trace: a safetensors file in base64, as typed arrays; fixed point is converted when a number is read.
 const KINDS = { F32: Float32Array, U32: Uint32Array, U16: Uint16Array, I16: Int16Array, U8: Uint8Array };
 
 function readTrace(text) {
@@ -21,7 +21,7 @@ const { meta, arrays } = readTrace(document.getElementById('trace').textContent)
 const hasFrames = arrays.has('field.0');
 const images = meta.images.map((_, index) => index);
 
-// The number at indices into the array of this name.
+// The number at the given indices of an array.
 function at(name, ...indices) {
   const { data, shape, scale } = arrays.get(name);
   let place = 0;
@@ -29,7 +29,7 @@ function at(name, ...indices) {
   return data[place] * scale;
 }
 
-// The last axis of the array of this name as plain numbers: a quaternion, a colour, a position.
+// The last axis of an array as numbers: a quaternion, a colour, a position.
 function row(name, ...indices) {
   const { data, shape, scale } = arrays.get(name);
   const length = shape[shape.length - 1];
