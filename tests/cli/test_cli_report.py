@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quatsphere.config import RunConfig
-from quatsphere.study.plan import flat_settings
+from quatsphere.config.resolve import flat_settings
 
 Command = Callable[..., Any]
 SECTIONS = ("results", "predictions", "what-the-model-sees", "training", "diagnostics", "settings", "identity")

@@ -13,7 +13,8 @@ import yaml
 
 from quatsphere.config.resolve import MODEL_CONFIGS, RENAMED, config_from_dict, field_types, flat_settings
 from quatsphere.models import create_model
-from quatsphere.study.results import Results, differing_settings
+from quatsphere.study.results import Results
+from quatsphere.study.runner import differing_settings
 
 VALUES = {
     "data.train_limit": 64,

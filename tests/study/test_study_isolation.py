@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from quatsphere.config.resolve import flat_settings as flat
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.study.isolation import find_differences
 from quatsphere.study.plan import Cell, cell_config, make_config
-from quatsphere.study.plan import flat_settings as flat
 from quatsphere.study.scales import SCALES
 from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
 

@@ -9,9 +9,10 @@ import pytest
 
 from quatsphere.config import AttentionConfig, QSVConfig
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import flat_settings
 from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import attention_parameters, solve_width
-from quatsphere.study.plan import PLANS, cell_config, flat_settings, parameter_count, plan_cells, reference_of
+from quatsphere.study.plan import PLANS, cell_config, parameter_count, plan_cells, reference_of
 from quatsphere.study.scales import LITE_SIZE, SCALES
 from quatsphere.study.variants import VARIANTS, find_variant
 

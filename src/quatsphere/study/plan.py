@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, get_args, get_type_hints
 
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
-from quatsphere.config.resolve import rename
+from quatsphere.config.resolve import flat_settings, rename
 from quatsphere.errors import ConfigError
 from quatsphere.models import MODELS, build_model
 from quatsphere.study.scales import SCALES, Scale, data_location
@@ -267,8 +267,3 @@ def _is_foreign(model: str, setting: str, value: Any) -> bool:
 
 
 EVERY_MODEL_FIELD = {f.name for kind, _ in MODELS.values() for f in fields(kind)}
-
-
-def flat_settings(config: RunConfig) -> dict[str, Any]:
-    """A configuration as `group.field` -> value."""
-    return {f"{group}.{name}": value for group, part in asdict(config).items() for name, value in part.items()}

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import flat_settings
 from quatsphere.diagnostics import diagnose
 from quatsphere.errors import CheckpointError
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_best, read_pointer
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.study.plan import flat_settings, make_config
+from quatsphere.study.plan import make_config
 from quatsphere.study.results import Results
 from quatsphere.study.scales import data_location
 from quatsphere.train.checkpointing import restore_weights
