@@ -93,7 +93,7 @@ def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
 
 def test_invalid_arguments_of_diagnose_and_figures(fails: Command, tiny_run: Path) -> None:
     fails(4, "no run in nowhere", "diagnose", "nowhere")
-    fails(2, "--images: must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
+    fails(2, "--images must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
     fails(2, "no run in nowhere .*name the folder of a run", "figures", "nowhere")
     fails(2, "no results in nowhere", "figures", "--results", "nowhere")
     fails(2, "no scaling and no throughput in nowhere", "figures", "--bench", "nowhere")
