@@ -23,7 +23,7 @@ from quatsphere.report.figures.style import (
     styled,
 )
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 
 
 class Box(NamedTuple):
@@ -35,22 +35,22 @@ class Box(NamedTuple):
     height: float
 
     @property
-    def left(self) -> Point:
+    def left(self) -> _Point:
         """Middle of the left side."""
         return self.x - self.width / 2, self.y
 
     @property
-    def right(self) -> Point:
+    def right(self) -> _Point:
         """Middle of the right side."""
         return self.x + self.width / 2, self.y
 
     @property
-    def top(self) -> Point:
+    def top(self) -> _Point:
         """Middle of the upper side."""
         return self.x, self.y + self.height / 2
 
     @property
-    def bottom(self) -> Point:
+    def bottom(self) -> _Point:
         """Middle of the lower side."""
         return self.x, self.y - self.height / 2
 
@@ -75,7 +75,7 @@ def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float 
     return box
 
 
-def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: float = 0.0) -> None:
+def draw_arrow(axes: Any, start: _Point, end: _Point, colour: str = INK, bend: float = 0.0) -> None:
     """Draw a straight or bent arrow."""
     axes.add_patch(
         FancyArrowPatch(
