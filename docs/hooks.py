@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from markdown.inlinepatterns import InlineProcessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 INLINE = r"(?<![\\$\w])\$(?![\s$])((?:\\.|[^$\\])+?)(?<!\s)\$(?![\w$])"
@@ -86,6 +88,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point links to stored results at their copies within the site."""
+def public_names() -> list[str]:
+    """Names in `quatsphere.__all__`, read without importing the package."""
+    for node in ast.parse((ROOT / "src" / "quatsphere" / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
+    raise PluginError("quatsphere has no __all__")
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Point links to stored results at their copies within the site; complete the list of public names."""
+    if page.file.src_uri == "api.md":
+        missing = [name for name in public_names() if f"::: quatsphere.{name}\n" not in markdown + "\n"]
+        entries = "\n".join(f"\n::: quatsphere.{name}\n" for name in missing)
+        markdown += f"\n\n## Other names\n{entries}" if missing else ""
     return markdown.replace("](../results/", "](repository/results/")

@@ -50,10 +50,11 @@ def test_the_navigation_has_every_page_and_command() -> None:
     assert set(listed) == pages | {f"commands/{verb}.md" for verb in VERBS}
 
 
-def test_the_api_page_has_every_public_name() -> None:
-    listed = set(re.findall(r"^::: quatsphere\.([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
-    public = {name for name in quatsphere.__all__ if not name.startswith("__")}
-    assert public <= {name.rpartition(".")[2] for name in listed}
+def test_the_api_page_names_public_names_only() -> None:
+    """The build adds public names that the page leaves out."""
+    listed = re.findall(r"^::: quatsphere\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert listed
+    assert set(listed) <= set(quatsphere.__all__)
 
 
 def test_commands_of_the_pages_exist() -> None:

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of named integers: no state, so any batch size, order or resume gives the same.
+"""Random numbers as a pure function of named integers: without state, so equal for any batch size, order or resume.
 
 A key is an int64 made by folding integers such as (seed, epoch, sample) with the finaliser of SplitMix64
 (Steele, Lea and Flood 2014); element i of a key's stream is the finaliser of key + (i + 1) * GOLDEN.
@@ -30,9 +30,9 @@ def finalise(x: Tensor) -> Tensor:
 
 
 def fold(*parts: int | Tensor) -> Tensor:
-    """One int64 key per element of the broadcast parts, on the device of its tensors; the order of the parts matters.
+    """Fold integers into one int64 key per element of the broadcast parts; their order matters.
 
-    An integer joins a tensor on any device as it is: nothing is copied between devices.
+    The key is on the device of the tensors; integers are combined without copies between devices.
     """
     key = torch.zeros((), dtype=torch.int64)
     for part in parts:
@@ -52,17 +52,17 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 
 
 def dropped_of_65536(rate: float) -> int:
-    """A rate of dropout to the nearest 2**-16: four decisions of 16 bits come out of each int64 of a stream."""
+    """Dropout rate in units of 2**-16, rounded: each int64 of a stream gives four 16-bit decisions."""
     return round(rate * 2**16)
 
 
 def keep_scale(rate: float) -> float:
-    """What inverted dropout multiplies the survivors by: the inverse of the probability that is really used."""
+    """Scale of the survivors in inverted dropout: the inverse of the probability after rounding."""
     return 2**16 / (2**16 - dropped_of_65536(rate))
 
 
 def draw_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
-    """Dropout mask (B, *shape): False with probability `rate`; one key per sample, folded with the mask's place."""
+    """Dropout mask (B, *shape): False with probability `rate`; one key per sample, folded with the mask's site."""
     count = math.prod(shape)
     bits = stream(fold(keys, site), -(-count // 4)).view(torch.int16)[..., :count]
     return (bits >= dropped_of_65536(rate) - 2**15).reshape(*keys.shape, *shape)
@@ -70,8 +70,8 @@ def draw_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Ten
 
 @torch.library.custom_op("quatsphere::keep_mask", mutates_args=())
 def keep_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
-    """`draw_mask` as a torch operator, so that torch.compile keeps it whole: the code it generates for the 64-bit
-    stream on CPUs (torch 2.13) writes past its buffers. `kernels` gives it compiled loops on CPUs.
+    """`draw_mask` as a torch operator, opaque to torch.compile, whose code for the 64-bit stream on CPUs writes past
+    its buffers (torch 2.13). `kernels` registers compiled loops for CPUs.
     """
     return draw_mask(keys, site, shape, rate)
 
@@ -82,7 +82,7 @@ def _(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
 
 
 def name_seed(seed: int, name: str) -> int:
-    """A 63-bit seed for a named thing (a parameter, say), from the run's seed."""
+    """63-bit seed for a name (of a parameter, say), from the run's seed."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

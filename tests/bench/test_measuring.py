@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quatsphere.bench import measure, scaling, step, timing
-from quatsphere.bench.measure import compare, run_isolated
+from quatsphere.bench.measure import compare_records, run_isolated
 from quatsphere.bench.step import group_of, profiled
-from quatsphere.bench.timing import WARM_UP, interleave, peak_mb, summary
+from quatsphere.bench.timing import WARM_UP, best_and_median, interleave, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 from quatsphere.models import create_model
 
@@ -25,7 +25,7 @@ def test_every_round_runs_all_candidates_and_the_warm_up_is_not_counted() -> Non
     assert {name: len(times) for name, times in laps.items()} == {"a": 5, "b": 5}
     laps = interleave({"a": lambda: None, "slow": lambda: None}, 6, ["slow"])
     assert {name: len(times) for name, times in laps.items()} == {"a": 6, "slow": 2}
-    assert summary([3.0, 1.0, 2.0, 10.0]) == {"best_ms": 1.0, "median_ms": 2.5}
+    assert best_and_median([3.0, 1.0, 2.0, 10.0]) == {"best_ms": 1.0, "median_ms": 2.5}
 
 
 def test_peak_memory_includes_temporary_allocations() -> None:
@@ -88,7 +88,7 @@ def test_a_profile_is_a_partition() -> None:
 
 def test_rows_of_step_and_inference_are_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "GEMM_SIZE", 64)
-    settings = measure.Settings(batch=2, rounds=1, memory=False, overrides=TINY)
+    settings = measure.BenchSettings(batch=2, rounds=1, memory=False, overrides=TINY)
     record = measure.bench(["step", "inference"], settings, lambda _: None)
     for row in record["step"] + record["inference"]:
         assert row["images_per_second"] == pytest.approx(2000 / row["best_ms"])
@@ -117,9 +117,9 @@ def test_comparison_matches_equal_measurements() -> None:
         sizes = [{"vertices": 1280, "seconds": ms, "peak_mb": None}]
         return {"format": 1, "step": rows, "scaling": sizes}
 
-    rows = compare(record(8.0, 4), record(2.0, 4))
+    rows = compare_records(record(8.0, 4), record(2.0, 4))
     assert [row["faster"] for row in rows] == [4.0, 4.0]
     assert [row["smaller"] for row in rows] == [1.0, None]
-    assert len(compare(record(8.0, 4), record(2.0, 5))) == 1
+    assert len(compare_records(record(8.0, 4), record(2.0, 5))) == 1
     with pytest.raises(ConfigError, match="cannot compare with format None"):
-        compare({}, record(2.0, 4))
+        compare_records({}, record(2.0, 4))

@@ -1,4 +1,4 @@
-"""quatsphere study: listing, tables, verdicts, the page; and what it says to mistakes. Numbers are made up."""
+"""quatsphere study: plans, tables, verdicts, the results page, and messages for mistakes. Numbers are invented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_results import PAPER, make_row, make_rows
+from helpers.study_records import PAPER, make_record, make_records
 
 from quatsphere.cli.study import parse_settings
 from quatsphere.study.results import Results
@@ -27,9 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A results folder with the paper's accuracies as three seeds, at the lite size."""
     results = Results(tmp_path_factory.mktemp("made-up") / "lite")
     with results.open():
-        for record in make_rows(PAPER, seeds=(42, 1, 2)):
+        for record in make_records(PAPER, seeds=(42, 1, 2)):
             results.write(record["cell"], record)
-        gone = make_row("bound_none", 42, 0.0) | {"status": "diverged", "reason": "loss is not finite"}
+        gone = make_record("bound_none", 42, 0.0) | {"status": "diverged", "reason": "loss is not finite"}
         results.write(gone["cell"], gone)
     return str(results.path)
 

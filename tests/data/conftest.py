@@ -34,7 +34,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_here(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[decode.Decoded | str], str]:
         return [decode.decode_or_reason(data, size, fit) for data in blobs], ""
 
-    monkeypatch.setattr(decode, "run_worker", run_here)
+    monkeypatch.setattr(decode, "run_decoder", run_here)
 
 
 @pytest.fixture(scope="session")

@@ -57,9 +57,9 @@ def files_with(special: bytes, at: int, count: int = 300) -> list[ImageFile]:
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Workers that react to the contents `kill`, `hang` etc.; at the last one they write (pid, time) to this path."""
     script, path = tmp_path / "stub.py", tmp_path / "started"
-    folder = str(Path(decode.WORKER).parent)
+    folder = str(Path(decode.WORKER_SCRIPT).parent)
     script.write_text(STUB.format(folder=folder, started=str(path), png=grey_png(1)))
-    monkeypatch.setattr(decode, "WORKER", str(script))
+    monkeypatch.setattr(decode, "WORKER_SCRIPT", str(script))
     return path
 
 
@@ -108,13 +108,13 @@ def test_unreadable_and_bad_files_are_listed_and_not_fatal() -> None:
 def test_large_files_are_sent_in_several_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peak memory does not grow with the number of files."""
     sizes: list[int] = []
-    run_worker = decode.run_worker
+    run_decoder = decode.run_decoder
 
     def counting(blobs: list[bytes], *options: object) -> object:
         sizes.append(sum(map(len, blobs)))
-        return run_worker(blobs, *options)  # type: ignore[arg-type]
+        return run_decoder(blobs, *options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(decode, "run_worker", counting)
+    monkeypatch.setattr(decode, "run_decoder", counting)
     monkeypatch.setattr(decode, "CHUNK_BYTES", 4000)
     decoded = decode_files(files_with(grey_png(7), 0), 4)
     assert decoded.images[:, 0, 0, 0].tolist() == [7, *(i % 256 for i in range(1, 300))]
@@ -150,17 +150,17 @@ class TestFailingWorkers:
 
 
 def test_worker_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "WORKER", str(tmp_path / "missing.py"))
+    monkeypatch.setattr(decode, "WORKER_SCRIPT", str(tmp_path / "missing.py"))
     with pytest.raises(DataError, match=r"decoder died \(exit code 2: .*missing.py"):
         decode_files(files_with(grey_png(1), 0), 4)
 
 
 def test_worker_does_not_import_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "stub.py"
-    folder = str(Path(decode.WORKER).parent)
+    folder = str(Path(decode.WORKER_SCRIPT).parent)
     script.write_text(f"import sys; sys.path.insert(0, {folder!r})\nimport decode; sys.exit('torch' in sys.modules)")
-    monkeypatch.setattr(decode, "WORKER", str(script))
-    assert decode.run_worker([b""], 4, "crop", 1.0) == ([], "decoder died (exit code 0)")
+    monkeypatch.setattr(decode, "WORKER_SCRIPT", str(script))
+    assert decode.run_decoder([b""], 4, "crop", 1.0) == ([], "decoder died (exit code 0)")
 
 
 def test_interrupt_leaves_no_process_behind() -> None:

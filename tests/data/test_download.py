@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quatsphere.data import cifar_files, download, fetch
+from quatsphere.data import cifar_files, download, download_dataset
 from quatsphere.data.cifar_files import CIFAR10, MIRROR, OFFICIAL_SITE, Archive
 from quatsphere.errors import ConfigError, DataError
 
@@ -80,52 +80,52 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
 
 def test_whole_file(site: Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    path = fetch("cifar10", tmp_path / "new", site.url, lambda done, total: seen.append((done, total)))
+    path = download_dataset("cifar10", tmp_path / "new", site.url, lambda done, total: seen.append((done, total)))
     assert path == tmp_path / "new" / "cifar-10-binary.tar.gz"
     assert path.read_bytes() == CONTENT
     assert list(path.parent.iterdir()) == [path]
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert site.paths == ["/cifar-10-binary.tar.gz"]
-    assert fetch("cifar10", tmp_path / "new", site.url) == path
+    assert download_dataset("cifar10", tmp_path / "new", site.url) == path
     assert len(site.ranges_requested) == 1, "an intact file is not fetched again"
 
 
 def test_broken_connection_is_resumed(site: Site, tmp_path: Path) -> None:
     site.breaks_after = [300_000, 200_000]
-    assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
+    assert download_dataset("cifar10", tmp_path, site.url).read_bytes() == CONTENT
     assert site.ranges_requested == [None, "bytes=300000-", "bytes=500000-"]
 
 
 def test_next_call_resumes_the_download(site: Site, tmp_path: Path) -> None:
     site.breaks_after = [100_000, 0, 0, 0]
     with pytest.raises(DataError, match=r"download failed .*connection broke at 100000 of 1000000 bytes.*try again"):
-        fetch("cifar10", tmp_path, site.url)
+        download_dataset("cifar10", tmp_path, site.url)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz.part"]
     site.ranges_requested.clear()
-    assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
+    assert download_dataset("cifar10", tmp_path, site.url).read_bytes() == CONTENT
     assert site.ranges_requested == ["bytes=100000-"]
 
 
 def test_server_without_ranges_restarts_the_download(site: Site, tmp_path: Path) -> None:
     site.ranges = False
     site.breaks_after = [300_000]
-    assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
+    assert download_dataset("cifar10", tmp_path, site.url).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + bytes(500_000)], ids=["flipped", "longer"])
 def test_wrong_checksum_is_deleted(site: Site, tmp_path: Path, content: bytes) -> None:
     site.content = content
     with pytest.raises(DataError, match="sha256 differs from the official archive, file deleted"):
-        fetch("cifar10", tmp_path, site.url)
+        download_dataset("cifar10", tmp_path, site.url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_leftover_of_another_file_is_replaced(site: Site, tmp_path: Path) -> None:
     part = tmp_path / "cifar-10-binary.tar.gz.part"
     part.write_bytes(bytes(len(CONTENT) + 5))
-    assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
+    assert download_dataset("cifar10", tmp_path, site.url).read_bytes() == CONTENT
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"damaged")
-    assert fetch("cifar10", tmp_path, site.url).read_bytes() == CONTENT
+    assert download_dataset("cifar10", tmp_path, site.url).read_bytes() == CONTENT
 
 
 def test_server_errors_are_named(site: Site, tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_server_errors_are_named(site: Site, tmp_path: Path) -> None:
         site.status = status
         site.ranges_requested.clear()
         with pytest.raises(DataError, match=rf"^download failed \(http://127\S+: HTTP {status}\); ") as caught:
-            fetch("cifar10", tmp_path, site.url)
+            download_dataset("cifar10", tmp_path, site.url)
         assert caught.value.exit_code == 3
         assert len(site.ranges_requested) == requests
 
 
 def test_connection_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Connection refused"):
-        fetch("cifar10", tmp_path, "http://127.0.0.1:1")
+        download_dataset("cifar10", tmp_path, "http://127.0.0.1:1")
 
 
 def test_mirror_is_used_when_the_official_address_fails(
@@ -148,7 +148,7 @@ def test_mirror_is_used_when_the_official_address_fails(
 ) -> None:
     monkeypatch.setattr(download, "OFFICIAL_SITE", "http://127.0.0.1:1/")
     monkeypatch.setattr(download, "MIRROR", f"{site.url}/mirror/")
-    assert fetch("cifar10", tmp_path).name == "cifar-10-python.tar.gz"
+    assert download_dataset("cifar10", tmp_path).name == "cifar-10-python.tar.gz"
     assert site.paths == ["/mirror/cifar-10-python.tar.gz"]
 
 
@@ -161,7 +161,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must start with http"):
         download.sources("cifar10", "file:///etc/passwd")
     with pytest.raises(ConfigError, match="nothing to download for 'digits'"):
-        fetch("digits", "x")
+        download_dataset("digits", "x")
 
 
 def test_folder_that_cannot_be_created(site: Site, tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_folder_that_cannot_be_created(site: Site, tmp_path: Path) -> None:
 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ResourceError, match="cannot write cifar10"):
-        fetch("cifar10", tmp_path / "file" / "x", site.url)
+        download_dataset("cifar10", tmp_path / "file" / "x", site.url)

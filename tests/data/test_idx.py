@@ -12,7 +12,7 @@ import torch
 from helpers.data_files import encode_idx, write_files
 
 from quatsphere.data import load_dataset
-from quatsphere.data.idx import FILES, OFFICIAL, read_idx
+from quatsphere.data.idx import FILE_NAMES, OFFICIAL_MD5, read_idx
 from quatsphere.errors import DataError
 
 GENERATOR = np.random.default_rng(0)
@@ -45,8 +45,8 @@ def test_plain_and_gzipped_files_are_the_same_data_set(tmp_path: Path) -> None:
 def test_official_files_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = files(".gz")
     assert load_dataset("idx", root=write_files(tmp_path, content)).notes == ()
-    sums = tuple(hashlib.md5(content[f"{name}.gz"]).hexdigest() for name in FILES)
-    monkeypatch.setitem(OFFICIAL, "MNIST", sums)
+    sums = tuple(hashlib.md5(content[f"{name}.gz"]).hexdigest() for name in FILE_NAMES)
+    monkeypatch.setitem(OFFICIAL_MD5, "MNIST", sums)
     assert load_dataset("idx", root=tmp_path).notes == ("official MNIST files (md5)",)
 
 

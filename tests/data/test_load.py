@@ -134,7 +134,7 @@ def read_stripes(options: ReadOptions) -> RawDataset:
 
 @pytest.fixture
 def stripes() -> Iterator[str]:
-    register_dataset("stripes", read_stripes)
+    register_dataset("stripes")(read_stripes)
     yield "stripes"
     del DATASETS["stripes"]
 
@@ -144,8 +144,11 @@ def test_registered_data_set(stripes: str) -> None:
     assert data.train.images.shape[1:] == (1, 8, 8)
     assert sum(len(split) for split in (data.train, data.val, data.test)) == 80
     assert verify(stripes)["classes"] == ["horizontal", "vertical"]
-    with pytest.raises(ConfigError, match="data set 'stripes' exists already"):
-        register_dataset(stripes, read_stripes)
+
+
+def test_built_in_data_sets_cannot_be_replaced() -> None:
+    with pytest.raises(ConfigError, match="data set 'digits' is built in"):
+        register_dataset("digits")
 
 
 def test_registered_data_set_in_a_configuration(stripes: str) -> None:

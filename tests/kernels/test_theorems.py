@@ -94,10 +94,17 @@ def test_no_sharpness_is_uniform(backend: str) -> None:
 
 @every_backend
 def test_infinite_sharpness_takes_the_best_neighbour(backend: str) -> None:
+    """β -> ∞: the message of the neighbour with the largest score alone."""
     problem = make_problem(5, SIZES)
-    scores, weights = routing_weights(dataclasses.replace(problem, beta=torch.full((3,), 1e6).double()))
+    beta = torch.full((3,), 1e6).double()
+    scores, weights = routing_weights(dataclasses.replace(problem, beta=beta))
     assert torch.equal(weights.argmax(2), scores.argmax(2))
-    assert close(weights.amax(2), torch.ones(2, 8, 3).double())
+    best = problem.neighbours.expand(2, 3, 8, 4).gather(3, scores.argmax(2).transpose(1, 2)[..., None])[..., 0]
+    index = best.transpose(1, 2)[..., None]  # (B, T, H, 1)
+    source = problem.source_field.gather(1, index.expand(-1, -1, -1, 4))
+    sent = problem.features.gather(1, index[..., None].expand(-1, -1, -1, 2, 4))
+    expected = Q.sandwich(Q.relative(problem.target_field, source)[..., None, :], sent)
+    assert close(apply(problem, backend, beta=beta), expected)
 
 
 @every_backend
@@ -130,8 +137,13 @@ def test_two_hops_compose_to_one() -> None:
     assert close(two, Q.sandwich(Q.relative(a, c), x))
 
 
-def test_scores_are_bounded_cosines_of_half_the_angle() -> None:
+def test_scores_are_cosines_of_half_the_rotation_angle() -> None:
+    """|Re(r)| = cos(ϑ/2), where ϑ is the angle of the rotation matrix of r, from its trace."""
     problem = make_problem(8, SIZES)
     scores, weights = routing_weights(problem)
-    assert scores.abs().max() <= 1
+    source = problem.source_field[:, problem.neighbours]
+    matrix = Q.to_rotation_matrix(Q.relative(problem.target_field[:, :, None], source))
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    angle = torch.acos(((trace - 1) / 2).clamp(-1, 1))
+    assert torch.allclose(scores.abs(), torch.cos(angle / 2), atol=1e-7)
     assert close(weights.sum(2), torch.ones(2, 8, 3).double())

@@ -1,4 +1,4 @@
-"""What the tests of the study share: a launcher without processes, and one real smoke study."""
+"""Shared fixtures: a launcher that trains in this process, and a switch for shape checks."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import jaxtyping
 import pytest
 
 from quatsphere.errors import QuatsphereError
-from quatsphere.study.launch import Outcome, Watcher
-from quatsphere.study.worker import Request, make_cell
+from quatsphere.study.runner import Outcome, StudyObserver
+from quatsphere.study.worker import CellRequest, train_cell
 
 
-class Here:
-    """Trains cells one after the other in this process: the worker's own function, no start of Python per cell."""
+class InProcessLauncher:
+    """Trains cells one after the other in this process, with the worker's own function."""
 
     jobs = 1
 
     def __init__(self) -> None:
         self.trained: list[str] = []
 
-    def run(self, requests: Sequence[Request], watcher: Watcher) -> Iterator[Outcome]:
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
         for request in requests:
             self.trained.append(request.id)
-            watcher.started(request.id)
+            observer.started(request.id)
             try:
-                yield Outcome(request, make_cell(request))
+                yield Outcome(request, train_cell(request))
             except QuatsphereError as error:
                 yield Outcome(request, None, str(error))
 
 
 @pytest.fixture
-def here() -> Here:
-    return Here()
+def in_process() -> InProcessLauncher:
+    return InProcessLauncher()
 
 
 @pytest.fixture(scope="module")
 def unchecked() -> Iterator[None]:
-    """Without the check of shapes, which doubles the time of a run; other tests have it on."""
+    """Disable shape checks, which double the time of a run; other tests enable them."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from quatsphere.study.curve import (
     CONTRASTS,
     Curve,
-    Point,
-    at_one_length,
+    CurvePoint,
     correctness,
     curves,
     holm_levels,
+    length_tables,
     points_of,
     slope,
     verdict,
 )
-from quatsphere.study.curve_tables import length_tables
+from quatsphere.study.results import at_one_length
 from quatsphere.study.statistics import Estimate
 from quatsphere.train.evaluation import pack_indices
 
@@ -91,9 +91,9 @@ def test_holm_levels_reject_what_holm_rejects(p_values: list[float]) -> None:
     assert all(0.05 / len(p_values) <= level <= 0.05 for level in levels)
 
 
-def points(*by_length: list[float], error: float = 0.1) -> tuple[Point, ...]:
+def points(*by_length: list[float], error: float = 0.1) -> tuple[CurvePoint, ...]:
     return tuple(
-        Point(
+        CurvePoint(
             images,
             Estimate(sum(values) / len(values), error, 4.0, len(values)),
             dict(enumerate(values)),
@@ -196,8 +196,8 @@ def test_from_cells_to_curves_and_tables() -> None:
         assert p.estimate.value == pytest.approx(sum(p.by_seed.values()) / 3)
     assert found["transport"].trend == "holds"
     accuracy, contrasts, beside = length_tables(cells)
-    assert beside.rows == ()
-    assert accuracy.head == ("row", "90,000 images", "270,000 images")
+    assert not beside.rows
+    assert accuracy.columns == ("row", "90,000 images", "270,000 images")
     mean = np.mean([correctness(c).mean() for c in cells if c["variant"] == "full" and c["images_seen"] == 90_000])
     assert accuracy.rows[0][1].startswith(f"{mean:.1f} (")
     assert contrasts.rows[0][-1].startswith("holds at 90,000 and 270,000; ")

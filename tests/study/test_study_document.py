@@ -1,4 +1,4 @@
-"""docs/results.md is what the command makes of results/lite: regenerated here and compared."""
+"""docs/results.md equals the page generated from results/lite."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_results import PAPER, make_row, make_rows
+from helpers.study_records import PAPER, make_record, make_records
 
 from quatsphere.study.claims import CLAIMS, Claim
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, difference
-from quatsphere.study.document import BY_SEED, by_seed, document, spell_number
-from quatsphere.study.growth import growth
-from quatsphere.study.provenance import mixed_pairs, spell_pairs, without_commit
+from quatsphere.study.document import (
+    BY_SEED,
+    count_claims,
+    describe_mixed_pairs,
+    describe_verdict,
+    document,
+    headline,
+    is_short,
+    mixed_pairs,
+    seeds_csv,
+    without_commit,
+)
+from quatsphere.study.paper_tables import epoch_table
 from quatsphere.study.results import Results
-from quatsphere.study.shown import headline, is_short, spell_counts, spell_seen
+from quatsphere.study.tables import format_number
 
 ROOT = Path(__file__).parent.parent.parent
 LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results.md"
 SMALL = 2_000_000
-"""Bytes that results under version control may take."""
+"""Maximum size of results under version control, in bytes."""
 
 
 @pytest.fixture
@@ -32,11 +42,11 @@ def lite() -> Results:
 def test_the_page_is_up_to_date(lite: Results) -> None:
     hint = "run: quatsphere study document --results results/lite -o docs/results.md"
     assert PAGE.read_text(encoding="utf-8") == document(lite, PAGE), hint
-    assert (LITE / BY_SEED).read_text(encoding="utf-8") == by_seed(lite), hint
+    assert (LITE / BY_SEED).read_text(encoding="utf-8") == seeds_csv(lite), hint
 
 
 def test_the_page_has_no_line_for_every_seed(lite: Results) -> None:
-    """A hundred columns belong into a file."""
+    """A hundred columns belong in a file."""
     assert max(line.count("|") for line in PAGE.read_text(encoding="utf-8").splitlines()) < 12
 
 
@@ -65,20 +75,20 @@ def found_in(records: list[dict[str, Any]], name: str) -> tuple[Claim, dict[str,
 )
 def test_a_short_study_says_direction_and_size(name: str, row: str, change: float, words: str) -> None:
     noise = (0.01, -0.01, 0.0)
-    records = make_rows({"full": [50.0] * 3, row: [50.0 + change + x for x in noise]}, seeds=(42, 1, 2))
+    records = make_records({"full": [50.0] * 3, row: [50.0 + change + x for x in noise]}, seeds=(42, 1, 2))
     claim, found, evidence = found_in(records, name)
     assert is_short(evidence)
-    assert spell_seen(claim, found, True) == words
+    assert describe_verdict(claim, found, True) == words
 
 
 def test_at_the_papers_size_a_verdict_is_a_verdict() -> None:
-    claim, found, evidence = found_in(make_rows(PAPER, seeds=(42, 1, 2), scale="paper"), "frozen_random")
+    claim, found, evidence = found_in(make_records(PAPER, seeds=(42, 1, 2), scale="paper"), "frozen_random")
     assert not is_short(evidence)
-    assert spell_seen(claim, found, False) == "holds"
+    assert describe_verdict(claim, found, False) == "holds"
 
 
 def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
-    records = make_rows(PAPER, seeds=(42, 1, 2), scale="paper")
+    records = make_records(PAPER, seeds=(42, 1, 2), scale="paper")
     evidence = Evidence(records)
     found = [claim.to_json(claim.decide(evidence)) for claim in CLAIMS]
     text = headline(Results(tmp_path), evidence, found)
@@ -91,37 +101,35 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
 
 def test_statements_are_counted_by_kind() -> None:
     found = [claim.to_json(claim.decide(Evidence([]))) for claim in CLAIMS]
-    text = spell_counts(CLAIMS, found)
+    text = count_claims(found)
     assert text.startswith(
         "98 statements of the ledger are about trained models: with these cells 0 hold, 0 do not and 98"
     )
-    assert "22 sizes" in text
-    assert "24 sums" in text
-    assert "7 quotations" in text
+    assert text.endswith("The other 22 need no training: they are sizes and properties of the model at its start.")
 
 
 def test_pairs_of_two_commits_are_counted(lite: Results) -> None:
-    records = make_rows({"full": (50, 51, 52), "transport_identity": (46, 47, 48)}, seeds=(42, 1, 2))
+    records = make_records({"full": (50, 51, 52), "transport_identity": (46, 47, 48)}, seeds=(42, 1, 2))
     records[1]["commit"], records[2]["commit"] = "d" * 40, None
     assert mixed_pairs(records) == {"cifar10.transport_identity": (2, 3)}
-    assert spell_pairs(records).endswith("of different commits: cifar10.transport_identity 2 of 3")
+    assert describe_mixed_pairs(records).endswith("of different commits: cifar10.transport_identity 2 of 3")
     assert without_commit(records) == ["cifar10.full.s2"]
     assert mixed_pairs(lite.finished())["cifar10.transport_identity"] == (12, 17)
     assert without_commit(lite.finished()) == ["cifar10.full.s51"]
 
 
 def test_differences_by_epoch() -> None:
-    """The validation accuracies of every epoch, paired by seed; of many epochs eight."""
+    """Validation accuracies after every epoch, paired by seed; at most eight epochs are shown."""
 
     def course(row: str, *values: float) -> dict[str, Any]:
-        return make_row(row, 42, 50.0, trajectory={"val_accuracy": list(values)})
+        return make_record(row, 42, 50.0, trajectory={"val_accuracy": list(values)})
 
-    table = growth([course("full", 0.3, 0.4, 0.5), course("transport_identity", 0.29, 0.38, 0.46)])
+    table = epoch_table([course("full", 0.3, 0.4, 0.5), course("transport_identity", 0.29, 0.38, 0.46)])
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["transport -> identity"] == ("-1.0", "-2.0", "-4.0")
     assert rows["both roles off"] == ("-", "-", "-")
-    many = growth([course("full", *([0.5] * 500))])
-    assert (len(many.head), many.head[1], many.head[-1]) == (9, "epoch 1", "epoch 500")
+    many = epoch_table([course("full", *([0.5] * 500))])
+    assert (len(many.columns), many.columns[1], many.columns[-1]) == (9, "epoch 1", "epoch 500")
 
 
 def test_intervals_that_the_reading_quotes(lite: Results) -> None:
@@ -129,7 +137,7 @@ def test_intervals_that_the_reading_quotes(lite: Results) -> None:
     evidence = Evidence(lite.finished())
     crossed = {"flat": 1.0, "attention": -1.0, "qsv_plane": -1.0, "full": 1.0}
     quoted = {"flat": 1.0, "qsv_plane": -1.0}, difference("qsv_plane", "full"), crossed
-    found = [Contrast(weights, common=True).estimate(evidence) for weights in quoted]
+    found = [Contrast(weights, own_variance=True).estimate(evidence) for weights in quoted]
     intervals = [estimate.interval() if estimate is not None else None for estimate in found]
     assert intervals == [pytest.approx(x, abs=0.005) for x in ((-1.10, 1.57), (-2.64, 1.84), (0.05, 4.38))]
 
@@ -141,7 +149,7 @@ def test_results_are_small_and_name_no_machine(lite: Results) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert spell_number(None) == "-"
-    assert spell_number((0.9, 1.8)) == "0.9 to 1.8"
-    assert spell_number((1, 2, 3)) == "1, 2, 3"
-    assert spell_number(0.123456) == "0.1235"
+    assert format_number(None) == "-"
+    assert format_number((0.9, 1.8)) == "0.9 to 1.8"
+    assert format_number((1, 2, 3)) == "1, 2, 3"
+    assert format_number(0.123456) == "0.1235"

@@ -1,4 +1,4 @@
-"""Only the targeted component changes, in every row; and the check sees it when something else does."""
+"""Every row changes only the component it targets; the check finds any other difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quatsphere.study.isolation import find_differences
 from quatsphere.study.plan import Cell, cell_config, make_config
 from quatsphere.study.plan import flat_settings as flat
 from quatsphere.study.scales import SCALES
-from quatsphere.study.variants import VARIANTS, Touch, Variant
+from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def digits() -> Dataset:
 
 
 def cell_of(row: str, seed: int = 1, **more: Any) -> Cell:
-    """A smoke cell, with settings beyond what its row changes."""
+    """A smoke cell with settings beyond those its row changes."""
     config = cell_config(SCALES["smoke"], "digits", row, seed, data_root=None, settings={})
     changes = {key.replace("__", "."): value for key, value in more.items()}
     return Cell("digits", row, seed, make_config({**flat(config), **changes}))
@@ -38,16 +38,16 @@ def test_only_the_target_changes(row: str, digits: Dataset) -> None:
     [
         ({"optim__peak_lr": 1e-3}, "setting optim.peak_lr"),
         ({"train__label_smoothing": 0.0}, "batch"),
-        ({"train__seed": 2}, "starts otherwise"),
+        ({"train__seed": 2}, "has other initial values"),
         ({"train__seed": 2}, "batch"),
         ({"data__crop_pad": 0}, "batch"),
         ({"data__trivial_augment": True}, "batch"),
         ({"train__batch_size": 16}, "batch"),
-        ({"model__field_init": "haar"}, "fields.0.base starts otherwise"),
+        ({"model__field_init": "haar"}, "fields.0.base has other initial values"),
         ({"model__rounds": 0}, "parameter rounds.0.post.weight is gone"),
         ({"model__rounds": 2}, "parameter rounds.1.post.weight is new"),
         ({"model__dim": 64}, "parameter embed.projection.weight has shape (64, 25), in the reference (32, 25)"),
-        ({"model__beta_start": 5.0}, "cross.0.routing.beta_logit starts otherwise"),
+        ({"model__beta_start": 5.0}, "cross.0.routing.beta_logit has other initial values"),
         ({"model__positions": "frozen"}, "parameter layout.shells.0.positions is gone"),
     ],
 )
@@ -59,7 +59,7 @@ def test_anything_else_is_seen(more: dict[str, Any], seen: str, digits: Dataset)
 
 
 def test_a_row_that_names_a_second_setting_is_still_caught_by_its_weights(digits: Dataset) -> None:
-    """Naming a setting does not excuse what it does to the start: that has to be declared too."""
+    """Naming a setting does not declare its effect on the initial state."""
     greedy = Variant("x", {"model.transport": "identity", "model.rounds": 0})
     found = find_differences(cell_of("transport_identity", model__rounds=0), cell_of("full"), greedy, digits)
     assert found
@@ -67,15 +67,15 @@ def test_a_row_that_names_a_second_setting_is_still_caught_by_its_weights(digits
 
 
 @pytest.mark.parametrize(
-    ("touch", "seen"),
+    ("allowed", "seen"),
     [
-        (Touch(removes=("rounds.*",)), "declared to remove rounds.*"),
-        (Touch(adds=("*.transport.*",)), "declared to add"),
-        (Touch(restarts=("embed.*",)), "declared to restart"),
+        (AllowedStateChange(removes=("rounds.*",)), "declared to remove rounds.*"),
+        (AllowedStateChange(adds=("*.transport.*",)), "declared to add"),
+        (AllowedStateChange(reinitialises=("embed.*",)), "declared to reinitialise"),
     ],
 )
-def test_a_declared_difference_must_exist(touch: Touch, seen: str, digits: Dataset) -> None:
-    variant = dataclasses.replace(VARIANTS["transport_identity"], touch=touch)
+def test_a_declared_difference_must_exist(allowed: AllowedStateChange, seen: str, digits: Dataset) -> None:
+    variant = dataclasses.replace(VARIANTS["transport_identity"], state=allowed)
     found = find_differences(cell_of("transport_identity"), cell_of("full"), variant, digits)
     assert len(found) == 1
     assert seen in found[0]

@@ -1,4 +1,4 @@
-"""Rows, plans and cells: what the issue's lists ask for, derived from the presets and from nothing else."""
+"""Rows, plans and cells: the promised rows and seeds, derived from the presets."""
 
 from __future__ import annotations
 

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from quatsphere.study.launch import Outcome, Watcher
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.results import Results
-from quatsphere.study.runner import run_plan
+from quatsphere.study.runner import LocalLauncher, Outcome, RayLauncher, StudyObserver, run_plan
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'cluster')")
 pytestmark = pytest.mark.slow
 
 
-class Counting(Watcher):
-    """Every outcome that reaches the runner."""
+class OutcomeList(StudyObserver):
+    """Collects every outcome that reaches the runner."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -41,35 +40,30 @@ def cluster() -> Iterator[Any]:
 
 
 def test_every_cell_finishes_exactly_once_although_a_node_dies(tmp_path: Path, cluster: Any) -> None:
-    from quatsphere.study.launch_ray import RayLauncher
-
     doomed = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
-    results, watcher = Results(tmp_path / "results"), Counting()
+    results, observer = Results(tmp_path / "results"), OutcomeList()
     cells = plan_cells(PLANS["smoke"], only=["full", "both_off"], seeds=[1, 2])
     launcher = RayLauncher()
     assert launcher.jobs == 2
     killer = threading.Thread(target=kill_at_work, args=(cluster, doomed, results))
     killer.start()
-    summary = run_plan("smoke", cells, results, launcher, watcher)
+    summary = run_plan("smoke", cells, results, launcher, observer)
     killer.join()
     assert not summary.failed
-    assert sorted(outcome.request.id for outcome in watcher.outcomes) == sorted(cell.id for cell in cells)
+    assert sorted(outcome.request.id for outcome in observer.outcomes) == sorted(cell.id for cell in cells)
     assert sorted(path.stem for path in results.cells.glob("*.json")) == sorted(cell.id for cell in cells)
     assert len([node for node in ray.nodes() if node["Alive"]]) == 1
 
 
 def kill_at_work(cluster: Any, node: Any, results: Results) -> None:
-    """Kill the node when two cells, so one of its own, have begun to train."""
+    """Kill the node when two cells, one of them on this node, have begun to train."""
     while len(list(results.runs.glob("*/metrics.jsonl"))) < 2:
         time.sleep(0.05)
     cluster.remove_node(node, allow_graceful=False)
 
 
 def test_rows_are_those_of_local_processes(tmp_path: Path, cluster: Any) -> None:
-    from quatsphere.study.launch import LocalLauncher
-    from quatsphere.study.launch_ray import RayLauncher
-
     ray.init(address=cluster.address, log_to_driver=False)
     cells = plan_cells(PLANS["smoke"], only=["full"], seeds=[1])
     rows = []

@@ -1,4 +1,4 @@
-"""Running a plan: what is finished is skipped, what failed is said, what is kept is whole. Real training, in place."""
+"""Running a plan: finished cells are skipped, failures reported, records complete. Real training in this process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_results import make_row
+from helpers.study_records import make_record
 
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import load_best
-from quatsphere.study.launch import LocalLauncher, Outcome, Watcher
-from quatsphere.study.measure import fill_in
 from quatsphere.study.plan import PLANS, Cell, plan_cells
-from quatsphere.study.record import weights_digest
+from quatsphere.study.record import add_diagnostics, weights_digest
 from quatsphere.study.results import Results
-from quatsphere.study.runner import request_of, run_plan
-from quatsphere.study.status import status
-from quatsphere.study.worker import make_cell
+from quatsphere.study.runner import LocalLauncher, Outcome, StudyObserver, make_request, run_plan
+from quatsphere.study.worker import train_cell
 from quatsphere.train.evaluation import unpack_indices
 from quatsphere.train.run import load_data
 
@@ -36,19 +33,19 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, here: Any) -> None:
+def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, in_process: Any) -> None:
     cells = short_cells("full", "both_off")
-    assert run_plan("smoke", cells, results, here).finished == 2
+    assert run_plan("smoke", cells, results, in_process).finished == 2
     row = results.read("digits.full.s1")
     assert row is not None
-    assert set(make_row("full", 1, 50.0)) <= set(row)
-    assert set(make_row("full", 1, 50.0)["trajectory"]) == set(row["trajectory"])
+    assert set(make_record("full", 1, 50.0)) <= set(row)
+    assert set(make_record("full", 1, 50.0)["trajectory"]) == set(row["trajectory"])
     assert row["diagnostics"]["orientation_spread"]
     assert "data.root" not in row["config"]
     assert str(results.path) not in results.file("digits.full.s1").read_text()
     before = {path: path.read_bytes() for path in results.cells.iterdir()}
-    again = run_plan("smoke", cells, results, here)
-    assert (again.finished, again.skipped, here.trained) == (0, 2, ["digits.full.s1", "digits.both_off.s1"])
+    again = run_plan("smoke", cells, results, in_process)
+    assert (again.finished, again.skipped, in_process.trained) == (0, 2, ["digits.full.s1", "digits.both_off.s1"])
     assert {path: path.read_bytes() for path in results.cells.iterdir()} == before
     assert (results.path / ".gitignore").read_text().splitlines()[0] == "runs/"
 
@@ -56,7 +53,7 @@ def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, her
 def test_cells_that_differ_in_their_seed_share_their_settings(results: Results) -> None:
     with results.open():
         for seed in (1, 2):
-            row = make_row("full", seed, 50.0)
+            row = make_record("full", seed, 50.0)
             results.write(row["cell"], row)
             found = results.read(row["cell"])
             assert found is not None
@@ -68,7 +65,7 @@ def test_cells_that_differ_in_their_seed_share_their_settings(results: Results) 
 
 def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
     with results.open():
-        results.write("cifar10.full.s1", make_row("full", 1, 50.0))
+        results.write("cifar10.full.s1", make_record("full", 1, 50.0))
     (file,) = results.settings.iterdir()
     text = file.read_text()
     for damaged in (text.replace("{", '{"data.crop_pad":9,', 1), text[:-3], "no JSON"):
@@ -79,61 +76,61 @@ def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
     with pytest.raises(CheckpointError, match=rf"settings of cifar10.full.s1.json are missing .*{file.name}"):
         results.read("cifar10.full.s1")
     with results.open():
-        results.write("cifar10.full.s2", make_row("full", 2, 50.0))
+        results.write("cifar10.full.s2", make_record("full", 2, 50.0))
     assert file.read_text() == text
     assert results.read("cifar10.full.s1") is not None
 
 
 def test_records_of_format_1_are_read(results: Results) -> None:
-    row = {**make_row("full", 1, 50.0), "format": 1}
+    row = {**make_record("full", 1, 50.0), "format": 1}
     results.cells.mkdir(parents=True)
     results.file("digits.full.s1").write_text(json.dumps(row))
     assert results.read("digits.full.s1") == row
 
 
-def test_a_finished_cell_of_other_settings_is_refused(results: Results, here: Any) -> None:
-    run_plan("smoke", short_cells("full"), results, here)
+def test_a_finished_cell_of_other_settings_is_refused(results: Results, in_process: Any) -> None:
+    run_plan("smoke", short_cells("full"), results, in_process)
     with pytest.raises(
         ConfigError, match=r"digits.full.s1 was finished with other settings \(train.epochs: 1 there, 2 now"
     ):
-        run_plan("smoke", short_cells("full", train__epochs=2), results, here)
+        run_plan("smoke", short_cells("full", train__epochs=2), results, in_process)
     moved = short_cells("full", train__checkpoint_seconds=7.0)
-    assert run_plan("smoke", moved, results, here).skipped == 1
+    assert run_plan("smoke", moved, results, in_process).skipped == 1
 
 
-def test_a_setting_younger_than_a_row_counts_as_its_default(results: Results, here: Any) -> None:
+def test_a_setting_younger_than_a_row_counts_as_its_default(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
-    run_plan("smoke", cells, results, here)
+    run_plan("smoke", cells, results, in_process)
     row = results.read("digits.full.s1")
     assert row is not None
     del row["config"]["model.wrap"]
     results.write("digits.full.s1", row)
-    assert run_plan("smoke", cells, results, here).skipped == 1
+    assert run_plan("smoke", cells, results, in_process).skipped == 1
 
 
-def test_a_failing_cell_does_not_stop_the_others(results: Results, here: Any) -> None:
+def test_a_failing_cell_does_not_stop_the_others(results: Results, in_process: Any) -> None:
     bad, good = short_cells("full", train__batch_size=9999)[0], short_cells("both_off")[0]
-    summary = run_plan("smoke", [bad, good], results, here)
+    summary = run_plan("smoke", [bad, good], results, in_process)
     assert list(summary.failed) == ["digits.full.s1"]
     assert "batch_size" in summary.failed["digits.full.s1"]
     assert [path.stem for path in results.cells.glob("*.json")] == ["digits.both_off.s1"]
-    assert status(results)["plans"]["smoke"]["missing"] == ["digits.full.s1"]
+    assert results.status()["plans"]["smoke"]["missing"] == ["digits.full.s1"]
 
 
-def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, here: Any) -> None:
+def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
-    run_plan("smoke", cells, results, here)
+    run_plan("smoke", cells, results, in_process)
     first = results.file("digits.full.s1").read_text()
     weights = sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir())
     results.file("digits.full.s1").unlink()
-    run_plan("smoke", cells, results, here)
+    run_plan("smoke", cells, results, in_process)
     assert results.file("digits.full.s1").read_text() == first
     assert sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir()) == weights
 
 
-def test_a_row_has_the_predictions_and_the_hash_of_its_weights(results: Results, here: Any) -> None:
+def test_a_row_has_the_predictions_and_the_hash_of_its_weights(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
-    run_plan("smoke", cells, results, here)
+    run_plan("smoke", cells, results, in_process)
     row = results.read("digits.full.s1")
     assert row is not None
     test = load_data(cells[0].config.data, lambda message: None).test
@@ -145,52 +142,52 @@ def test_a_row_has_the_predictions_and_the_hash_of_its_weights(results: Results,
     assert weights_digest({**best, name: -tensor}) != row["weights_sha256"]
 
 
-def test_a_cell_that_diverges_is_a_result(results: Results, here: Any) -> None:
+def test_a_cell_that_diverges_is_a_result(results: Results, in_process: Any) -> None:
     (cell,) = short_cells("full", optim__peak_lr=1e6, optim__quaternion_lr=1e5)
-    assert run_plan("smoke", [cell], results, here).finished == 1
+    assert run_plan("smoke", [cell], results, in_process).finished == 1
     row = results.read(cell.id)
     assert row is not None
     assert row["status"] == "diverged"
     assert "not finite" in row["reason"]
-    assert status(results)["plans"]["smoke"]["diverged"] == [cell.id]
+    assert results.status()["plans"]["smoke"]["diverged"] == [cell.id]
 
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("none", 0), ("all", 2)])
-def test_weights_that_stay(keep: str, left: int, results: Results, here: Any) -> None:
+def test_weights_that_stay(keep: str, left: int, results: Results, in_process: Any) -> None:
     cells = short_cells("full", train__checkpoint_steps=1)
-    run_plan("smoke", cells, results, here, keep_weights=keep)
+    run_plan("smoke", cells, results, in_process, keep_weights=keep)
     steps = list(results.run("digits.full.s1").checkpoints.glob("step-*"))
     assert len(steps) == left if keep != "all" else len(steps) >= left
 
 
-def test_what_is_inside_can_be_measured_later(results: Results, here: Any) -> None:
+def test_what_is_inside_can_be_measured_later(results: Results, in_process: Any) -> None:
     cells = short_cells("full", "both_off")
-    run_plan("smoke", cells, results, here)
+    run_plan("smoke", cells, results, in_process)
     results.drop_weights("digits.both_off.s1", "none")
     rows = {cell.id: results.read(cell.id) for cell in cells}
     for name, row in rows.items():
         assert row is not None
         results.write(name, {**row, "diagnostics": {}})
-    assert fill_in(results, None, say=lambda message: None) == (1, 1)
+    assert add_diagnostics(results, None, note=lambda message: None) == (1, 1)
     assert results.read("digits.full.s1") == rows["digits.full.s1"]
 
 
-def test_status_counts(results: Results, here: Any) -> None:
+def test_status_counts(results: Results, in_process: Any) -> None:
     with pytest.raises(ConfigError, match="no results in"):
-        status(results)
-    run_plan("smoke", short_cells("full"), results, here)
+        results.status()
+    run_plan("smoke", short_cells("full"), results, in_process)
     cells = short_cells("both_off", "routing_uniform")
-    make_cell(request_of(cells[0], results))
-    results.remember("smoke", cells)
-    found = status(results)["plans"]["smoke"]
+    train_cell(make_request(cells[0], results))
+    results.add_to_plan("smoke", [cell.id for cell in cells])
+    found = results.status()["plans"]["smoke"]
     assert {key: len(value) for key, value in found.items()} == {
         "cells": 3, "finished": 1, "diverged": 0, "begun": 1, "missing": 1,
     }  # fmt: skip
 
 
-def test_a_second_runner_is_refused(results: Results, here: Any) -> None:
+def test_a_second_runner_is_refused(results: Results, in_process: Any) -> None:
     with results.open(), pytest.raises(CheckpointError, match="is locked by pid"):
-        run_plan("smoke", short_cells("full"), results, here)
+        run_plan("smoke", short_cells("full"), results, in_process)
 
 
 def test_a_damaged_row_is_named(results: Results) -> None:
@@ -210,7 +207,7 @@ def test_leftovers_of_a_killed_writer_are_no_rows(results: Results) -> None:
         assert list(results.cells.iterdir()) == []
 
 
-class Seen(Watcher):
+class EventLog(StudyObserver):
     def __init__(self) -> None:
         self.events: list[str] = []
 
@@ -222,11 +219,11 @@ class Seen(Watcher):
 
 
 def test_a_worker_says_why_it_failed_and_logs_beside_its_run(results: Results, tmp_path: Path) -> None:
-    """In a process of its own: the error comes back as one line."""
+    """In a separate process; the error is returned as one line."""
     cell = plan_cells(PLANS["lite"], only=["cifar10.full.s1"], data_root=str(tmp_path))[0]
-    seen = Seen()
-    summary = run_plan("lite", [cell], results, LocalLauncher(1), seen)
+    log = EventLog()
+    summary = run_plan("lite", [cell], results, LocalLauncher(1), log)
     assert "no CIFAR-10 files" in summary.failed[cell.id]
-    assert seen.events[0] == "started cifar10.full.s1"
-    assert seen.events[1].startswith("ended cifar10.full.s1 no CIFAR-10 files")
+    assert log.events[0] == "started cifar10.full.s1"
+    assert log.events[1].startswith("ended cifar10.full.s1 no CIFAR-10 files")
     assert (results.runs / "cifar10.full.s1.log").exists()

@@ -1,4 +1,4 @@
-"""The plan `smoke`, whole, by the command, killed with -9 again and again; then its tables and verdicts."""
+"""The whole plan `smoke` by the command, killed with SIGKILL several times; then its tables and verdicts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from warm_workers import warm_workers
+from helpers.warm_workers import warm_workers
 
 from quatsphere.cli import main
-from quatsphere.study import launch
+from quatsphere.study import runner
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.results import Results
-from quatsphere.study.runner import request_of
-from quatsphere.study.worker import make_cell
+from quatsphere.study.runner import make_request
+from quatsphere.study.worker import train_cell
 
 KILLS = 10
 LONGEST = 0.8
@@ -51,7 +51,7 @@ SET = ("--set", *(f"{key}={value}" for key, value in SHORT.items()))
 ROWS = ("full", "transport_identity", "both_off")
 
 
-def start(folder: Path, worker: tuple[str, ...] = launch.WORKER, *words: str) -> int:
+def start(folder: Path, worker: tuple[str, ...] = runner.WORKER_COMMAND, *words: str) -> int:
     """`quatsphere study run smoke` in a fork: importing torch again would take seconds."""
     pid = os.fork()
     if pid:
@@ -62,7 +62,7 @@ def start(folder: Path, worker: tuple[str, ...] = launch.WORKER, *words: str) ->
         os.dup2(log, 2)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        launch.WORKER = worker
+        runner.WORKER_COMMAND = worker
         code = main(["study", "run", "smoke", "--results", str(folder), "--jobs", "2", *SET, *words])
     except BaseException:
         traceback.print_exc()
@@ -91,7 +91,7 @@ def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
     """Ten kills at random moments, then let it end. The undisturbed cell comes first: it warms the workers up."""
     folder = tmp_path_factory.mktemp("study")
     first = plan_cells(PLANS["smoke"], settings=SHORT)[0]
-    undisturbed = make_cell(request_of(first, Results(folder / "undisturbed")))
+    undisturbed = train_cell(make_request(first, Results(folder / "undisturbed")))
     results, moments, after = Results(folder / "smoke"), random.Random(5), []
     with warm_workers(folder) as worker:
         for _ in range(KILLS):
@@ -199,7 +199,7 @@ def test_its_tables_hold_the_means_of_its_rows(study: Study) -> None:
 def test_its_full_model_learns(unchecked: None, tmp_path: Path) -> None:
     """The first cell as the plan has it; chance is 10 %."""
     first = plan_cells(PLANS["smoke"])[0]
-    assert make_cell(request_of(first, Results(tmp_path)))["test_accuracy"] > 0.6
+    assert train_cell(make_request(first, Results(tmp_path)))["test_accuracy"] > 0.6
 
 
 def test_its_tables_name_the_digits_and_quote_no_paper(study: Study) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quatsphere.errors import ConfigError
-from quatsphere.study.statistics import ENOUGH, Estimate, contrast, mean, pooled_variance, t_cdf, t_quantile
+from quatsphere.study.statistics import (
+    OWN_VARIANCE_SEEDS,
+    Estimate,
+    estimate_contrast,
+    mean,
+    pooled_variance,
+    t_cdf,
+    t_quantile,
+)
 
 GENERATOR = np.random.default_rng(0)
 
@@ -23,7 +31,7 @@ def make_samples(rows: int, seeds: int, effect: float = 1.0) -> dict[str, dict[i
 
 def test_two_rows_are_the_paired_t_test() -> None:
     samples = make_samples(2, 6)
-    found = contrast(samples, {"row0": 1.0, "row1": -1.0})
+    found = estimate_contrast(samples, {"row0": 1.0, "row1": -1.0})
     assert found is not None
     oracle = stats.ttest_rel(list(samples["row0"].values()), list(samples["row1"].values()))
     assert found.interval() == pytest.approx(tuple(oracle.confidence_interval(0.95)))
@@ -45,7 +53,7 @@ def test_rows_with_fewer_seeds_count_with_what_they_have() -> None:
     samples["row2"] = {seed: samples["row2"][seed] for seed in (0, 1, 2)}
     _, freedom = pooled_variance(samples)
     assert freedom == 13 - (3 + 5 - 1)
-    found = contrast(samples, {"row2": 1.0, "row0": -1.0})
+    found = estimate_contrast(samples, {"row2": 1.0, "row0": -1.0})
     assert found is not None
     assert found.n == 3
     assert found.value == pytest.approx(np.mean([samples["row2"][s] - samples["row0"][s] for s in range(3)]))
@@ -54,7 +62,7 @@ def test_rows_with_fewer_seeds_count_with_what_they_have() -> None:
 def test_interaction_has_its_own_interval() -> None:
     samples = make_samples(4, 5)
     weights = {"row0": 1.0, "row1": -1.0, "row2": -1.0, "row3": 1.0}
-    found = contrast(samples, weights)
+    found = estimate_contrast(samples, weights)
     assert found is not None
     variance, freedom = pooled_variance(samples)
     half = stats.t.ppf(0.975, freedom) * math.sqrt(4 * variance / 5)
@@ -67,7 +75,7 @@ def test_what_a_seed_does_to_all_rows_changes_no_contrast(shifts: list[float], s
     plain = {f"row{i}": dict(enumerate(map(float, values[i]))) for i in range(3)}
     moved = {row: {s: value + shifts[s] for s, value in of.items()} for row, of in plain.items()}
     weights = {"row0": 1.0, "row1": -0.5, "row2": -0.5}
-    one, other = contrast(plain, weights), contrast(moved, weights)
+    one, other = estimate_contrast(plain, weights), estimate_contrast(moved, weights)
     assert one is not None
     assert other is not None
     assert other.value == pytest.approx(one.value, abs=1e-9)
@@ -80,7 +88,7 @@ def test_mean_is_the_one_sample_interval() -> None:
     assert found is not None
     oracle = stats.ttest_1samp(list(values.values()), 0).confidence_interval(0.95)
     assert found.interval() == pytest.approx(tuple(oracle))
-    assert (found.least, found.most) == (min(values.values()), max(values.values()))
+    assert (found.minimum, found.maximum) == (min(values.values()), max(values.values()))
 
 
 @pytest.mark.parametrize("value", [-0.8, 0.0, 0.3, 0.97])
@@ -103,7 +111,7 @@ def test_student() -> None:
 
 
 def test_one_seed_has_no_interval_and_decides_nothing() -> None:
-    found = contrast({"a": {1: 3.0}, "b": {1: 1.0}}, {"a": 1.0, "b": -1.0})
+    found = estimate_contrast({"a": {1: 3.0}, "b": {1: 1.0}}, {"a": 1.0, "b": -1.0})
     assert found is not None
     assert found.value == 2.0
     assert found.interval() is None
@@ -111,22 +119,22 @@ def test_one_seed_has_no_interval_and_decides_nothing() -> None:
 
 
 def test_rows_without_a_common_seed_have_no_contrast() -> None:
-    assert contrast({"a": {1: 3.0}, "b": {2: 1.0}}, {"a": 1.0, "b": -1.0}) is None
-    assert contrast({}, {"a": 1.0, "b": -1.0}) is None
+    assert estimate_contrast({"a": {1: 3.0}, "b": {2: 1.0}}, {"a": 1.0, "b": -1.0}) is None
+    assert estimate_contrast({}, {"a": 1.0, "b": -1.0}) is None
     assert mean({}) is None
     assert pooled_variance({})[1] == 0
 
 
 def test_weights_must_cancel() -> None:
     with pytest.raises(ConfigError, match="sum to zero"):
-        contrast(make_samples(2, 3), {"row0": 1.0, "row1": -0.5})
+        estimate_contrast(make_samples(2, 3), {"row0": 1.0, "row1": -0.5})
 
 
 def test_intervals_cover_what_they_say() -> None:
     """2,000 made-up studies of 6 rows x 5 seeds: 95 % of the intervals hold the true difference, within 3 sigma."""
     hits = 0
     for _ in range(2000):
-        found = contrast(make_samples(6, 5, effect=3.0), {"row0": 1.0, "row1": -1.0})
+        found = estimate_contrast(make_samples(6, 5, effect=3.0), {"row0": 1.0, "row1": -1.0})
         assert found is not None
         interval = found.interval()
         assert interval is not None
@@ -136,15 +144,15 @@ def test_intervals_cover_what_they_say() -> None:
 
 def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
     """Two rows that move together are the paired t-test, however noisy a third one is."""
-    samples = make_samples(2, ENOUGH)
+    samples = make_samples(2, OWN_VARIANCE_SEEDS)
     samples["row1"] = {seed: value + 0.01 * samples["row1"][seed] for seed, value in samples["row0"].items()}
-    samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=ENOUGH))}
-    found = contrast(samples, {"row1": 1.0, "row0": -1.0})
+    samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=OWN_VARIANCE_SEEDS))}
+    found = estimate_contrast(samples, {"row1": 1.0, "row0": -1.0})
     assert found is not None
     oracle = stats.ttest_rel(list(samples["row1"].values()), list(samples["row0"].values()))
     assert found.interval() == pytest.approx(tuple(oracle.confidence_interval(0.95)))
-    fewer = {row: {seed: of[seed] for seed in range(ENOUGH - 1)} for row, of in samples.items()}
-    pooled = contrast(fewer, {"row1": 1.0, "row0": -1.0})
+    fewer = {row: {seed: of[seed] for seed in range(OWN_VARIANCE_SEEDS - 1)} for row, of in samples.items()}
+    pooled = estimate_contrast(fewer, {"row1": 1.0, "row0": -1.0})
     assert pooled is not None
     assert pooled.error > 100 * found.error
 
@@ -154,7 +162,7 @@ def test_rows_with_the_same_seeds_are_the_t_test_of_the_contrast(order: list[str
     """Whatever the weights, and whichever row the differences are taken from."""
     samples = make_samples(4, 15)
     weights = {row: float(w) for row, w in zip(order, (*some, -sum(some)), strict=True)}
-    found = contrast(samples, weights)
+    found = estimate_contrast(samples, weights)
     assert found is not None
     by_seed = [sum(w * samples[row][seed] for row, w in weights.items()) for seed in range(15)]
     assert found.value == pytest.approx(np.mean(by_seed), abs=1e-9)
@@ -168,9 +176,9 @@ def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
     full = dict.fromkeys(range(60), 0.0)
     uniform, transport = dict(enumerate(noise[0])), {seed: float(noise[1, seed]) for seed in range(45, 60)}
     samples = {"full": full, "uniform": uniform, "transport": transport}
-    found = contrast(samples, {"transport": 1.0, "uniform": 10.0, "full": -11.0})
+    found = estimate_contrast(samples, {"transport": 1.0, "uniform": 10.0, "full": -11.0})
     assert found is not None
-    assert (found.n, found.even, found.seeds_to_clear(0.1)) == (15, False, None)
+    assert (found.n, found.balanced, found.seeds_to_clear(0.1)) == (15, False, None)
     assert found.value == pytest.approx(noise[1, 45:].mean() + 10 * noise[0].mean())
     parts = 45 * np.var(noise[0, :45] / 6, ddof=1), 15 * np.var(noise[0, 45:] / 6 + noise[1, 45:] / 15, ddof=1)
     assert found.error**2 == pytest.approx(sum(parts))
@@ -182,7 +190,7 @@ def test_a_seed_without_its_like_is_left_out() -> None:
     lone = {**samples, "row2": {seed: samples["row2"][seed] for seed in range(19)}}
     weights = {"row0": 1.0, "row1": 1.0, "row2": -2.0}
     fewer = {row: {seed: of[seed] for seed in range(19)} for row, of in samples.items()}
-    one, other = contrast(lone, weights), contrast(fewer, weights)
+    one, other = estimate_contrast(lone, weights), estimate_contrast(fewer, weights)
     assert one is not None
     assert other is not None
     assert (one.value, one.error, one.freedom) == pytest.approx((other.value, other.error, other.freedom))
@@ -194,7 +202,7 @@ def test_intervals_of_rows_that_move_together_cover_what_they_say() -> None:
     for _ in range(2000):
         common, (a, b), c = generator.normal(size=40), 0.3 * generator.normal(size=(2, 40)), generator.normal(size=15)
         samples = {"a": dict(enumerate(common + a)), "b": dict(enumerate(common + b)), "c": dict(enumerate(c))}
-        found = contrast(samples, {"c": 1.0, "b": 10.0, "a": -11.0})
+        found = estimate_contrast(samples, {"c": 1.0, "b": 10.0, "a": -11.0})
         assert found is not None
         interval = found.interval()
         assert interval is not None

@@ -1,4 +1,4 @@
-"""A finished cell trained again by the command, and files whose numbers do not agree with each other."""
+"""`study verify` retrains a cell and compares; `study check --results` finds inconsistent records."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from quatsphere.cli import main
 from quatsphere.study.plan import PLANS, plan_cells
-from quatsphere.study.results import Results, require_same_cell
-from quatsphere.study.runner import run_plan
-from quatsphere.study.verify import NOISE, compare, inconsistencies
+from quatsphere.study.results import Results
+from quatsphere.study.runner import require_same_settings, run_plan
+from quatsphere.study.verify import NOISE, compare_records, inconsistencies
 from quatsphere.train.evaluation import pack_indices, unpack_indices
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -23,9 +23,9 @@ SHORT = {"train.epochs": 1, "data.train_limit": 64}
 
 
 @pytest.fixture
-def results(tmp_path: Path, here: Any) -> Results:
+def results(tmp_path: Path, in_process: Any) -> Results:
     found = Results(tmp_path / "results")
-    run_plan("smoke", plan_cells(PLANS["smoke"], seeds=[1], only=["full"], settings=SHORT), found, here)
+    run_plan("smoke", plan_cells(PLANS["smoke"], seeds=[1], only=["full"], settings=SHORT), found, in_process)
     return found
 
 
@@ -57,13 +57,13 @@ def test_on_another_processor_the_accuracy_decides(results: Results) -> None:
     assert stored is not None
     low, high = stored["test_accuracy"] - NOISE, stored["test_accuracy"] + NOISE
     other = {**stored, "processor": "another", "weights_sha256": "0" * 64}
-    assert compare(stored, other)["verified"]
-    assert not compare(stored, {**other, "test_accuracy": high + 0.01})["verified"]
-    assert not compare(stored, {**other, "test_accuracy": low - 0.01})["verified"]
+    assert compare_records(stored, other)["verified"]
+    assert not compare_records(stored, {**other, "test_accuracy": high + 0.01})["verified"]
+    assert not compare_records(stored, {**other, "test_accuracy": low - 0.01})["verified"]
 
 
 def test_numbers_that_disagree_are_named(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inconsistencies(results) == {}
+    assert inconsistencies(results.finished()) == {}
     assert main(["study", "check", "--results", str(results.path)]) == 0
     row = results.read(CELL)
     assert row is not None
@@ -73,16 +73,16 @@ def test_numbers_that_disagree_are_named(results: Results, capsys: pytest.Captur
     assert main(["study", "check", "--results", str(results.path)]) != 0
     assert f"{CELL}: its predictions give" in capsys.readouterr().out
     results.write(CELL, {**row, "predictions": "not base64!"})
-    assert inconsistencies(results) == {CELL: "its predictions cannot be read"}
+    assert inconsistencies(results.finished()) == {CELL: "its predictions cannot be read"}
 
 
 @pytest.mark.parametrize("folder", ["curve", "tuning/lr-0.001", "tuning/lr-0.002", "tuning/lr-0.004"])
 def test_published_cells_agree_with_themselves_and_with_their_plan(folder: str) -> None:
-    """Also: every published cell is one that the plan still asks for, with the same settings."""
+    """Every published cell is still a cell of its plan, with the same settings."""
     results = Results(PUBLISHED / folder)
-    assert inconsistencies(results) == {}
+    assert inconsistencies(results.finished()) == {}
     plan, _, rate = folder.partition("/lr-")
     settings = {"optim.peak_lr": float(rate)} if rate else {}
     asked = {cell.id: cell for cell in plan_cells(PLANS[plan], settings=settings)}
     for record in results.finished():
-        require_same_cell(record, asked[record["cell"]])
+        require_same_settings(record, asked[record["cell"]])

@@ -17,20 +17,20 @@ import torch
 
 from quatsphere.bench import kernel, scaling, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
-from quatsphere.bench.timing import Pass, gemm_gflops, gemm_pass, interleave, machine, peak_mb, summary
+from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 
-FORMAT = 1
+RECORD_FORMAT = 1
 """Version of the schema in docs/performance.md."""
 TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
 """subject -> key of its time."""
 GEMM = "sgemm"
 
 Row = dict[str, Any]
-Rows = dict[str, list[Row]]
+SubjectRows = dict[str, list[Row]]
 
 
-def compare(before: Row, after: Row) -> list[Row]:
+def compare_records(before: Row, after: Row) -> list[Row]:
     """One row per measurement of both records: time before and after, speed-up, and reduction of memory."""
     if before.get("format") != after["format"]:
         raise ConfigError(
@@ -64,8 +64,8 @@ def rows_by_key(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a benchmark."""
+class BenchSettings:
+    """BenchSettings of a benchmark."""
 
     batch: int | None = None
     """Images per pass; by default 16 (kernel), 64 (step), 1 and 256 (inference)."""
@@ -76,15 +76,15 @@ class Settings:
     dim: int = 256
     vertices: Sequence[int] = field(default_factory=lambda: list(scaling.SIZES))
     overrides: Row = field(default_factory=dict)
-    """Settings of both models that differ from the default; tests measure small models."""
+    """BenchSettings of both models that differ from the default; tests measure small models."""
 
 
-def bench(subjects: Sequence[str], settings: Settings, report: Callable[[str], None]) -> Row:
+def bench(subjects: Sequence[str], settings: BenchSettings, report: Callable[[str], None]) -> Row:
     """Measure the subjects and return one record, as it is saved."""
-    record: Row = {"format": FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
+    record: Row = {"format": RECORD_FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
     for subject in subjects:
         report(f"measuring {subject}")
-        record |= SUBJECTS[subject](settings, report)
+        record |= MEASUREMENTS[subject](settings, report)
     return record
 
 
@@ -92,10 +92,10 @@ def timed(passes: dict[str, Pass], rounds: int) -> tuple[dict[str, Row], float]:
     """Best and median time of every pass, and the GFLOPS of an sgemm interleaved with them."""
     laps = interleave({**passes, GEMM: gemm_pass()}, rounds, kernel.SLOW_CANDIDATES)
     gflops = gemm_gflops(min(laps.pop(GEMM)))
-    return {name: summary(times) for name, times in laps.items()}, gflops
+    return {name: best_and_median(times) for name, times in laps.items()}, gflops
 
 
-def isolated_peak(subject: str, variant: str, batch: int, settings: Settings) -> Row:
+def isolated_peak(subject: str, variant: str, batch: int, settings: BenchSettings) -> Row:
     """Peak memory of a variant in a fresh process, or None if memory is not measured."""
     if not settings.memory:
         return {"peak_mb": None}
@@ -135,7 +135,7 @@ PASSES: dict[str, Callable[..., Pass]] = {
 """subject -> function that creates the pass of (variant, batch)."""
 
 
-def measure_kernel(settings: Settings, report: Callable[[str], None]) -> Rows:
+def measure_kernel(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
     """Candidates of every operator, with their time and memory as multiples of the fused one's."""
     batch, rows = settings.batch or 16, []
     makers = kernel.candidates()
@@ -157,7 +157,7 @@ def relative_to(fused: Row, row: Row) -> Row:
     return {"times_fused": row["best_ms"] / fused["best_ms"], "times_fused_memory": less}
 
 
-def measure_step(settings: Settings, report: Callable[[str], None]) -> Rows:
+def measure_step(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
     """Training steps; a tenth of a repulsion is added for models whose vertices move, every tenth step being due."""
     batch = settings.batch or 64
     names = step.variants(compiled=settings.compiled, bf16=settings.bf16)
@@ -189,7 +189,7 @@ def speed(row: Row, flops: int, peak_gflops: float) -> Row:
     }
 
 
-def measure_inference(settings: Settings, report: Callable[[str], None]) -> Rows:
+def measure_inference(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
     """Inference of one image (latency) and of many (throughput)."""
     names, rows = step.variants(compiled=settings.compiled, bf16=settings.bf16), []
     for batch in [settings.batch] if settings.batch else [1, 256]:
@@ -202,7 +202,7 @@ def measure_inference(settings: Settings, report: Callable[[str], None]) -> Rows
     return {"inference": rows}
 
 
-def measure_scaling(settings: Settings, report: Callable[[str], None]) -> Rows:
+def measure_scaling(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
     """One training step of QSV at several sizes, each in a fresh process."""
     rows = []
     for vertices in settings.vertices:
@@ -215,7 +215,7 @@ def measure_scaling(settings: Settings, report: Callable[[str], None]) -> Rows:
     return {"scaling": rows}
 
 
-SUBJECTS: dict[str, Callable[[Settings, Callable[[str], None]], Rows]] = {
+MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], SubjectRows]] = {
     "kernel": measure_kernel,
     "step": measure_step,
     "inference": measure_inference,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quatsphere.bench.step import TrainingStep
-from quatsphere.bench.timing import interleave, peak_mb, summary
+from quatsphere.bench.timing import best_and_median, interleave, peak_mb
 from quatsphere.errors import ConfigError
 from quatsphere.models.registry import model_config
 from quatsphere.runtime import keep_freed_memory
@@ -45,7 +45,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
     peak = peak_mb(start)
     keep_freed_memory()  # as in training; only after the peak is measured, from which it would hide memory
     model = steps[0].model
-    laps = summary(interleave({"step": steps[0]}, rounds)["step"])
+    laps = best_and_median(interleave({"step": steps[0]}, rounds)["step"])
     return {
         "vertices": sum(model.layout.vertex_counts),
         "dim": dim,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quatsphere.bench.measure import compare
+from quatsphere.bench.measure import compare_records
 from quatsphere.bench.scaling import exponent
 
 Column = tuple[str, str, str]
@@ -19,7 +19,7 @@ SPEED: list[Column] = [
     ("share_of_sgemm", "of sgemm", ".0%"),
 ]
 MEMORY: list[Column] = [("peak_mb", "peak MB", ",.1f")]
-TABLES: dict[str, tuple[str, list[Column]]] = {
+BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
     "kernel": (
         "operators, forward + backward",
         [
@@ -59,7 +59,7 @@ def print_record(record: Mapping[str, Any]) -> None:
     print(f"kernel {machine['backend']}: {machine['backend_reason']}")
     for row in record.get("step", [])[:1] or record.get("inference", [])[:1]:
         print(f"sgemm peak, measured among the laps: {row['sgemm_gflops']:.0f} GFLOPS")
-    for subject, (title, columns) in TABLES.items():
+    for subject, (title, columns) in BENCH_TABLES.items():
         if record.get(subject):
             print_table(title, columns, record[subject])
     points = record.get("scaling", [])
@@ -69,7 +69,7 @@ def print_record(record: Mapping[str, Any]) -> None:
 
 def print_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print time and memory before and after."""
-    rows = compare(dict(before), dict(after))
+    rows = compare_records(dict(before), dict(after))
     if rows:
         print_table("before and after", COMPARISON, rows)
     else:

@@ -40,7 +40,7 @@ def lap(run: Pass) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def summary(laps: Sequence[float]) -> dict[str, float]:
+def best_and_median(laps: Sequence[float]) -> dict[str, float]:
     """Minimum and median of the times."""
     return {"best_ms": min(laps), "median_ms": statistics.median(laps)}
 

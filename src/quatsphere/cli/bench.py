@@ -34,18 +34,18 @@ def run(words: list[str]) -> int:
     for path in filter(None, (args.json, args.picture)):
         if not Path(path).parent.is_dir():
             raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; make it or use another")
-    before = read(args.compare) if args.compare else None
-    record = measure(args)
+    before = _read(args.compare) if args.compare else None
+    record = _measure(args)
     from quatsphere.bench.tables import print_comparison, print_record
 
     print_record(record)
     if before is not None:
         print_comparison(before, record)
-    save(record, args)
+    _save(record, args)
     return 0
 
 
-def read(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
     """Read a saved record."""
     from quatsphere.report.run_files import read_json_object
 
@@ -55,16 +55,16 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
-def measure(args: Any) -> dict[str, Any]:
+def _measure(args: Any) -> dict[str, Any]:
     """Measure the chosen subjects."""
     import torch
 
-    from quatsphere.bench.measure import Settings, bench
+    from quatsphere.bench.measure import BenchSettings, bench
     from quatsphere.cli.console import note
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    settings = Settings(
+    settings = BenchSettings(
         batch=args.batch,
         rounds=args.rounds,
         compiled=args.compile,
@@ -76,7 +76,7 @@ def measure(args: Any) -> dict[str, Any]:
     return bench([args.subject] if args.subject else SUBJECTS, settings, note)
 
 
-def save(record: dict[str, Any], args: Any) -> None:
+def _save(record: dict[str, Any], args: Any) -> None:
     """Write the JSON file and the picture."""
     if args.json:
         from quatsphere.storage.atomic import write_json

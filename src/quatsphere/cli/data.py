@@ -48,11 +48,11 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
 
 def _get(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
-    from quatsphere.data import download_folder, fetch
+    from quatsphere.data import download_dataset, download_folder
 
     folder = Path(args.folder) if args.folder else download_folder()
     with Ticker(f"fetching {args.name}") as ticker:
-        path = fetch(args.name, folder, args.url, ticker)
+        path = download_dataset(args.name, folder, args.url, ticker)
     print(path)
     return 0
 

@@ -5,172 +5,136 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from quatsphere.cli.options import Options, at_least
-from quatsphere.cli.study_shows import (
-    check_results,
-    measure_cells,
-    show_claims,
-    show_status,
-    show_tables,
-    verify_cell,
-    write_document,
-)
-from quatsphere.errors import ConfigError, QuatsphereError
+from quatsphere.errors import CheckpointError, ConfigError, QuatsphereError
 
-EPILOG = """\
+_EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
 quatsphere study run lite --results DIR --data-root FOLDER
 quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
 """
+RESULTS = "folder with the results of 'study run'"
 
 
 def run(words: list[str]) -> int:
-    """Do what the second word says."""
+    """Parse the words and run the action."""
     parser = Options(
         prog="quatsphere study",
         description=__doc__,
-        epilog=EPILOG,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
-    adders = (_add_plans, _add_check, _add_run, _add_status, _add_measure, _add_table, _add_claims, _add_document)
-    for add in (*adders, _add_verify):
-        add(actions)
-    asked = parser.parse_args(words)
-    act: Callable[[argparse.Namespace], int] = asked.act
-    return act(asked)
 
+    def add(name: str, action: Callable[[argparse.Namespace], int], text: str) -> Options:
+        added: Options = actions.add_parser(name, help=text, description=text)
+        added.set_defaults(run_action=action)
+        return added
 
-def _action(actions: Any, name: str, text: str, act: Callable[[argparse.Namespace], int]) -> Options:
-    parser: Options = actions.add_parser(name, help=text, description=text)
-    parser.set_defaults(act=act)
-    return parser
+    plans = add("plans", list_plans, "list the plans, or the cells of one")
+    plans.add_argument("plan", nargs="?", metavar="PLAN", help="a plan whose cells are listed")
 
-
-def _add_results(parser: Options) -> None:
-    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
-def _add_plans(actions: Any) -> None:
-    parser = _action(actions, "plans", "list the plans, or the cells of one", list_plans)
-    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a plan whose cells are listed")
-
-
-def _add_check(actions: Any) -> None:
     text = "check that every row of a plan changes its target and nothing else, or that stored numbers agree"
-    parser = _action(actions, "check", text, check)
-    parser.add_argument("plan", nargs="?", metavar="PLAN", help="see 'study plans'")
-    parser.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+    check = add("check", check_plan_or_results, text)
+    check.add_argument("plan", nargs="?", metavar="PLAN", help="see 'study plans'")
+    check.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
+    _add_data_root(check)
 
-
-def _add_run(actions: Any) -> None:
-    parser = _action(
-        actions, "run", "train the unfinished cells of a plan; kill it and start it again at will", run_plan
+    start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
+    start.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
+    start.add_argument("--results", required=True, metavar="DIR", help="folder for the results")
+    start.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that match, e.g. full")
+    start.add_argument("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")
+    start.add_argument(
+        "--jobs", type=at_least(1), metavar="N", help="cells trained at a time (default: one per core or GPU)"
     )
-    parser.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
-    parser.add_argument("--results", required=True, metavar="DIR", help="where finished cells are kept")
-    parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that fit, e.g. full")
-    parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")
-    parser.add_argument(
-        "--jobs", type=at_least(1), metavar="N", help="cells side by side (default: one per core or GPU)"
-    )
-    parser.add_argument("--launcher", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
-    parser.add_argument(
+    start.add_argument("--launcher", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    _add_data_root(start)
+    start.add_argument(
         "--keep-weights",
         choices=("best", "all", "none"),
         default="best",
-        help="checkpoints of finished cells that stay in DIR/runs (default: best)",
+        help="checkpoints of finished cells that are kept in DIR/runs (default: best)",
     )
-    parser.add_argument(
+    start.add_argument(
         "--set", nargs="+", default=[], metavar="GROUP.FIELD=X", help="change settings of every cell, as in 'train'"
     )
 
+    _add_results(add("status", show_status, "count finished and missing cells of every plan"))
 
-def _add_status(actions: Any) -> None:
-    _add_results(_action(actions, "status", "what is finished, what is not", show_status))
+    measure = add("measure", measure_cells, "diagnose finished cells whose records have no diagnostics")
+    measure.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    _add_data_root(measure)
+    measure.add_argument("--again", action="store_true", help="diagnose all finished cells")
 
-
-def _add_measure(actions: Any) -> None:
-    text = "measure the inside of finished cells that were kept without those numbers"
-    parser = _action(actions, "measure", text, measure_cells)
-    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
-    parser.add_argument("--again", action="store_true", help="also those that have the numbers")
-
-
-def _add_table(actions: Any) -> None:
-    parser = _action(actions, "table", "the paper's tables, ours beside the paper's", show_tables)
-    _add_results(parser)
-    parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown", help="default: markdown")
-    parser.add_argument("--by", choices=("row", "length"), default="row", help="length: contrasts by images seen")
-    parser.add_argument(
+    table = add("table", show_tables, "print the paper's tables, our numbers beside the paper's")
+    _add_results(table)
+    table.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown", help="default: markdown")
+    table.add_argument("--by", choices=("row", "length"), default="row", help="length: contrasts by images seen")
+    table.add_argument(
         "--table", metavar="NAME", help="only this one: ablation, context, probes, beyond, crossed, seeds"
     )
 
+    _add_results(add("claims", show_claims, "print a verdict for every claim of the paper"))
 
-def _add_claims(actions: Any) -> None:
-    _add_results(_action(actions, "claims", "a verdict for every claim of the paper", show_claims))
+    page = add("document", write_document, "write docs/results.md from a results folder")
+    page.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    page.add_argument("-o", "--output", required=True, metavar="FILE", help="the Markdown file to write")
+
+    verify = add("verify", verify_cell, "train a finished cell again and compare weights, accuracy and predictions")
+    verify.add_argument("cell", metavar="CELL", help="a cell of the results folder, e.g. cifar10.full.e2.s42")
+    _add_results(verify)
+    _add_data_root(verify)
+    verify.add_argument("--run-dir", metavar="DIR", help="folder for the run (default: a temporary folder)")
+
+    options = parser.parse_args(words)
+    return int(options.run_action(options))
 
 
-def _add_verify(actions: Any) -> None:
-    text = "train a finished cell again and compare weights, accuracy and predictions"
-    parser = _action(actions, "verify", text, verify_cell)
-    parser.add_argument("cell", metavar="CELL", help="a cell of the results folder, e.g. cifar10.full.e2.s42")
-    _add_results(parser)
+def _add_results(parser: Options) -> None:
+    parser.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def _add_data_root(parser: Options) -> None:
     parser.add_argument(
         "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
     )
-    parser.add_argument("--run-dir", metavar="DIR", help="where to train (default: a temporary folder)")
 
 
-def _add_document(actions: Any) -> None:
-    parser = _action(actions, "document", "write docs/results.md from a results folder", write_document)
-    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the Markdown file to write")
+def list_plans(options: argparse.Namespace) -> int:
+    """Print the plans with their size, or the cells of one plan in the order they run."""
+    from quatsphere.study.plan import PLANS, find_plan, plan_cells
 
-
-def list_plans(asked: argparse.Namespace) -> int:
-    """The plans with their size, or one plan's cells in the order they run."""
-    from quatsphere.study.plan import PLANS, plan_cells
-
-    if asked.plan is None:
+    if options.plan is None:
         for name, plan in PLANS.items():
             print(f"{name:<9} {len(plan_cells(plan)):>4} cells  {plan.purpose}")
-        return 0
-    for cell in plan_cells(find_plan(asked.plan)):
-        print(cell.id)
+    else:
+        for cell in plan_cells(find_plan(options.plan)):
+            print(cell.id)
     return 0
 
 
-def check(asked: argparse.Namespace) -> int:
-    """A plan's rows, or a results folder."""
-    if (asked.plan is None) == (asked.results is None):
+def check_plan_or_results(options: argparse.Namespace) -> int:
+    """Check the rows of a plan, or the records of a results folder."""
+    if (options.plan is None) == (options.results is None):
         raise ConfigError("name a plan, or a results folder with --results; see 'quatsphere study check --help'")
-    return check_plan(asked) if asked.results is None else check_results(asked)
+    return _check_results(options.results) if options.plan is None else _check_plan(options.plan, options.data_root)
 
 
-def check_plan(asked: argparse.Namespace) -> int:
-    """Settings, parameters, initial weights and batches of every row against those of its reference."""
+def _check_plan(name: str, data_root: str | None) -> int:
+    """Compare settings, parameters, initial weights and batches of every row with those of its reference."""
     from quatsphere.study.isolation import check_cells
-    from quatsphere.study.plan import plan_cells, reference_of
+    from quatsphere.study.plan import find_plan, plan_cells, reference_of
 
-    plan = find_plan(asked.plan)
-    found = check_cells(plan_cells(plan, data_root=asked.data_root), lambda cell: reference_of(cell, plan))
+    plan = find_plan(name)
+    found = check_cells(plan_cells(plan, data_root=data_root), lambda cell: reference_of(cell, plan))
     for row, differences in found.items():
         print(f"{row}: {'; '.join(differences) or 'only its target changes'}")
     wrong = [row for row, differences in found.items() if differences]
@@ -179,60 +143,50 @@ def check_plan(asked: argparse.Namespace) -> int:
     return 0
 
 
-def find_plan(name: str) -> Any:
-    """A plan by name."""
-    from quatsphere.study.plan import PLANS
+def _check_results(folder: str) -> int:
+    """Compare the settings of every cell with their hash and its predictions with its accuracies."""
+    from quatsphere.study.results import read_records
+    from quatsphere.study.verify import inconsistencies
 
-    if name not in PLANS:
-        raise ConfigError(f"unknown plan {name!r}; choose one of {', '.join(PLANS)}")
-    return PLANS[name]
-
-
-def parse_settings(words: list[str]) -> dict[str, Any]:
-    """`train.epochs=2` -> {"train.epochs": 2}."""
-    pairs = [word.partition("=") for word in words]
-    if not all(equals for _, equals, _ in pairs):
-        raise ConfigError("--set takes GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'")
-    return {key: _plain(value) for key, _, value in pairs}
-
-
-def _plain(word: str) -> Any:
-    """A number, true, false or none where the word is one; else the word."""
-    try:
-        value = json.loads(word)
-    except ValueError:
-        return None if word.lower() == "none" else word
-    return word if isinstance(value, list | dict | str) else value
+    records = read_records(folder)
+    found = inconsistencies(records)
+    for cell, fault in found.items():
+        print(f"{cell}: {fault}")
+    with_predictions = sum("predictions" in record for record in records)
+    print(f"{len(records)} cells, {with_predictions} with predictions, {len(found)} inconsistent")
+    if found:
+        first, fault = next(iter(found.items()))
+        raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+    return 0
 
 
-def run_plan(asked: argparse.Namespace) -> int:
-    """Train what is unfinished, show it, and fail at the end if a cell failed."""
-    from quatsphere.cli.study_board import Board
-    from quatsphere.study.estimate import Pace, spell_seconds
-    from quatsphere.study.plan import plan_cells
+def train_plan(options: argparse.Namespace) -> int:
+    """Train the unfinished cells of a plan; fail at the end if a cell failed."""
+    from quatsphere.report.study_display import StudyDisplay
+    from quatsphere.study import runner
+    from quatsphere.study.plan import find_plan, plan_cells
     from quatsphere.study.results import Results
-    from quatsphere.study.runner import require_ready, unfinished
-    from quatsphere.study.runner import run_plan as run_cells
+    from quatsphere.study.time_estimate import SpeedEstimator, format_seconds
 
     cells = plan_cells(
-        find_plan(asked.plan),
-        seeds=asked.seeds,
-        only=asked.only,
-        data_root=asked.data_root,
-        settings=parse_settings(asked.set),
+        find_plan(options.plan),
+        seeds=options.seeds,
+        only=options.only,
+        data_root=options.data_root,
+        settings=parse_settings(options.set),
     )
-    results = Results(asked.results)
-    todo = unfinished(cells, results)
-    launcher = make_launcher(asked.launcher, asked.jobs or default_jobs(cells[0].config.train.threads))
-    if asked.launcher == "local":
-        require_ready(todo)
-    pace = Pace(results.finished())
-    pace.measure(todo, lambda text: print(text, flush=True))
-    jobs, seconds = launcher.jobs, pace.left(todo, launcher.jobs)
-    time = "" if seconds is None else f", about {spell_seconds(seconds)}"
-    print(f"{len(cells)} cells, {len(cells) - len(todo)} finished before{time}; {jobs} side by side", flush=True)
-    with sigterm_interrupts(), Board(todo, jobs, pace) as board:
-        summary = run_cells(asked.plan, cells, results, launcher, board, keep_weights=asked.keep_weights)
+    results = Results(options.results)
+    todo = runner.unfinished(cells, results)
+    launcher = runner.make_launcher(options.launcher, options.jobs, cells[0].config.train.threads)
+    if options.launcher == "local":
+        runner.require_data(todo)
+    speeds = SpeedEstimator(results.finished())
+    speeds.measure(todo, lambda text: print(text, flush=True))
+    jobs, seconds = launcher.jobs, speeds.remaining(todo, launcher.jobs)
+    duration = "" if seconds is None else f", about {format_seconds(seconds)}"
+    print(f"{len(cells)} cells, {len(cells) - len(todo)} finished before{duration}; {jobs} at a time", flush=True)
+    with sigterm_interrupts(), StudyDisplay(todo, jobs, speeds) as display:
+        summary = runner.run_plan(options.plan, cells, results, launcher, display, keep_weights=options.keep_weights)
     print(f"{summary.finished} cells finished now, {summary.skipped} before, {len(summary.failed)} failed")
     if summary.failed:
         first, reason = next(iter(summary.failed.items()))
@@ -240,9 +194,26 @@ def run_plan(asked: argparse.Namespace) -> int:
     return 0
 
 
+def parse_settings(words: list[str]) -> dict[str, Any]:
+    """`train.epochs=2` -> {"train.epochs": 2}."""
+    pairs = [word.partition("=") for word in words]
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigError("--set takes GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'")
+    return {key: _parse_value(value) for key, _, value in pairs}
+
+
+def _parse_value(word: str) -> Any:
+    """Number, truth value or None that a word spells; otherwise the word."""
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return None if word.lower() == "none" else word
+    return word if isinstance(value, list | dict | str) else value
+
+
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: the cells at work save and stop."""
+    """Treat SIGTERM as Ctrl-C: the running cells save and stop."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -254,22 +225,108 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def default_jobs(threads: int | None) -> int:
-    """One cell per GPU; without GPUs as many as the cores can feed."""
-    import torch
+def show_status(options: argparse.Namespace) -> int:
+    """Print finished and missing cells of every plan that was started in a folder."""
+    from quatsphere.study.results import Results
+    from quatsphere.study.tables import status_table
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return torch.cuda.device_count() or (1 if threads is None else max(1, cores // threads))
+    status = Results(options.results).status()
+    if options.json:
+        print(json.dumps(status))
+        return 0
+    _print_table(status_table(options.results, status), numbers=True)
+    for cell, epochs in status["begun"].items():
+        print(f"{cell}: {epochs} epochs so far")
+    return 0
 
 
-def make_launcher(name: str, jobs: int) -> Any:
-    """Who trains the cells."""
-    if name == "ray":
-        from quatsphere.study.launch_ray import RayLauncher
+def measure_cells(options: argparse.Namespace) -> int:
+    """Add missing diagnostics from stored weights."""
+    from quatsphere.study.record import add_diagnostics
+    from quatsphere.study.results import Results
 
-        return RayLauncher()
-    import torch
+    results = Results(options.results)
+    diagnosed, without_weights = add_diagnostics(results, options.data_root, again=options.again, note=print)
+    print(f"{diagnosed} cells measured, {without_weights} without weights")
+    return 0
 
-    from quatsphere.study.launch import LocalLauncher
 
-    return LocalLauncher(jobs, torch.cuda.device_count())
+def show_tables(options: argparse.Namespace) -> int:
+    """Print all tables or one."""
+    from quatsphere.study.curve import length_tables
+    from quatsphere.study.paper_tables import PaperTables
+    from quatsphere.study.results import at_one_length, read_records
+    from quatsphere.study.tables import TABLE_FORMATS
+
+    records = read_records(options.results)
+    tables = length_tables(records) if options.by == "length" else PaperTables(at_one_length(records)).all()
+    found = {table.name: table for table in tables}
+    if options.table is not None and options.table not in found:
+        raise ConfigError(f"unknown table {options.table!r}; choose one of {', '.join(found)}")
+    chosen = list(found.values()) if options.table is None else [found[options.table]]
+    if options.json:
+        print(json.dumps([{"name": t.name, "title": t.title, "head": t.columns, "rows": t.rows} for t in chosen]))
+    else:
+        print("\n".join(TABLE_FORMATS[options.format](table) for table in chosen), end="")
+    return 0
+
+
+def show_claims(options: argparse.Namespace) -> int:
+    """Print every claim with its verdict."""
+    from quatsphere.storage.atomic import finite
+    from quatsphere.study.claims import CLAIMS, decide
+    from quatsphere.study.results import at_one_length, read_records
+    from quatsphere.study.tables import claims_table
+
+    claims = decide(CLAIMS, at_one_length(read_records(options.results)))
+    if options.json:
+        print(json.dumps(finite(claims)))
+    else:
+        _print_table(claims_table(f"{options.results}: {len(claims)} claims", claims))
+    return 0
+
+
+def write_document(options: argparse.Namespace) -> int:
+    """Write the results page and the table of all cells that it links to."""
+    from quatsphere.storage.atomic import write_text
+    from quatsphere.study.document import BY_SEED, document, seeds_csv
+    from quatsphere.study.results import Results
+
+    results = Results(options.results)
+    results.require()
+    write_text(results.path / BY_SEED, seeds_csv(results))
+    write_text(Path(options.output), document(results, Path(options.output)))
+    print(options.output)
+    return 0
+
+
+def verify_cell(options: argparse.Namespace) -> int:
+    """Train a cell again; fail if it is not reproduced."""
+    import tempfile
+
+    from quatsphere.cli.console import LiveReporter
+    from quatsphere.study.results import Results
+    from quatsphere.study.verify import describe_comparison, retrain
+
+    results = Results(options.results)
+    results.require()
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(options.run_dir or Path(folder) / options.cell)
+        found = retrain(results, options.cell, run_dir, options.data_root, LiveReporter())
+    print(json.dumps(found) if options.json else describe_comparison(found))
+    if not found["verified"]:
+        raise QuatsphereError(f"cell {options.cell} was not reproduced; see the lines above")
+    return 0
+
+
+def _print_table(table: Any, *, numbers: bool = False) -> None:
+    """Print a table for people; `numbers` aligns all columns but the first to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=table.title, title_justify="left")
+    for i, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if numbers and i else "left")
+    for row in table.rows:
+        shown.add_row(*row)
+    Console().print(shown)

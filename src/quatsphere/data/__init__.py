@@ -1,7 +1,14 @@
 """Data sets as uint8 tensors in memory, selected, checked and split by content.
 
-`DATASETS` is the one list of data sets. To add one, add its name here and write its reader, a function
-`read(options: ReadOptions) -> RawDataset`; from outside the package, call `register_dataset`.
+`DATASETS` is the one list of data sets: to add one, enter its name here and write its reader. From outside the package,
+register a reader:
+
+    @register_dataset("stripes")
+    def read_stripes(options: ReadOptions) -> RawDataset:
+        images, labels = ...                          # uint8 (N, C, H, W), int (N,)
+        return RawDataset(("horizontal", "vertical"), train=raw_split(images, labels), test=None)
+
+Then `load_dataset("stripes")` and `DataConfig(name="stripes")` are valid.
 """
 
 from __future__ import annotations
@@ -13,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from quatsphere.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quatsphere.data.cache import cache_root, download_folder
-    from quatsphere.data.dataset import Dataset, Progress, RawDataset, RawSplit, ReadOptions, Split, raw_split
-    from quatsphere.data.download import fetch
+    from quatsphere.data.cache import download_folder
+    from quatsphere.data.dataset import Dataset, RawDataset, ReadOptions, Split, raw_split
+    from quatsphere.data.download import download_dataset
     from quatsphere.data.load import load_dataset, verify
 
 Reader = Callable[[Any], Any]
@@ -33,14 +40,11 @@ DATASETS: dict[str, str | Reader] = {
 __all__ = [
     "DATASETS",
     "Dataset",
-    "Progress",
     "RawDataset",
-    "RawSplit",
     "ReadOptions",
     "Split",
-    "cache_root",
+    "download_dataset",
     "download_folder",
-    "fetch",
     "load_dataset",
     "raw_split",
     "register_dataset",
@@ -48,22 +52,27 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cache": ("cache_root", "download_folder"),
-    "dataset": ("Dataset", "Progress", "RawDataset", "RawSplit", "ReadOptions", "Split", "raw_split"),
-    "download": ("fetch",),
+    "cache": ("download_folder",),
+    "dataset": ("Dataset", "RawDataset", "ReadOptions", "Split", "raw_split"),
+    "download": ("download_dataset",),
     "load": ("load_dataset", "verify"),
 }
+"""Modules that are imported when one of these names is first used, because they import torch."""
 
 
-def register_dataset(name: str, reader: Reader) -> None:
-    """Make `reader` the data set `name`, for `load_dataset(name)` and `DataConfig(name=name)`."""
-    if name in DATASETS:
-        raise ConfigError(f"data set {name!r} exists already; choose another name")
-    DATASETS[name] = reader
+def register_dataset(name: str) -> Callable[[Reader], Reader]:
+    """Register a function (ReadOptions) -> RawDataset as a data set."""
+    if isinstance(DATASETS.get(name), str):
+        raise ConfigError(f"data set {name!r} is built in; register yours under another name")
+
+    def register(reader: Reader) -> Reader:
+        DATASETS[name] = reader  # a second registration, as when a notebook cell runs again, replaces the first
+        return reader
+
+    return register
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when it is first needed: the command line lists the data sets without it."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"quatsphere.data.{module}"), name)

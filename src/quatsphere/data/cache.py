@@ -16,10 +16,10 @@ from quatsphere.errors import DataError, ResourceError, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import sha256_bytes
 
-FORMAT = 2
+CACHE_FORMAT = 2
 """Increased when the decoding rule or the layout of a cache file changes."""
 
-Arrays = dict[str, np.ndarray]
+ArrayDict = dict[str, np.ndarray]
 
 
 def cache_root() -> Path:
@@ -29,15 +29,15 @@ def cache_root() -> Path:
 
 
 def load_or_build(
-    folder: Path | None, key: str, identity: list[object], build: Callable[[], tuple[Arrays, Any]]
-) -> tuple[Arrays, Any, tuple[str, ...]]:
+    folder: Path | None, key: str, identity: list[object], build: Callable[[], tuple[ArrayDict, Any]]
+) -> tuple[ArrayDict, Any, tuple[str, ...]]:
     """Return arrays and facts from the cache, or from `build()` if the entry is absent or damaged, and notes.
 
     `key` names the entry; an entry with another `identity` (the state of the source) is replaced.
     """
     folder = (cache_root() if folder is None else folder) / "decoded"
     stem = folder / sha256_bytes(key.encode("utf-8", "surrogateescape"))[:32]
-    identity = [FORMAT, *identity]
+    identity = [CACHE_FORMAT, *identity]
     stored = _read(stem, identity)
     if isinstance(stored, tuple):
         return (*stored, ())
@@ -46,7 +46,7 @@ def load_or_build(
     return arrays, facts, notes + _write(stem, identity, arrays, facts)
 
 
-def _read(stem: Path, identity: list[object]) -> tuple[Arrays, Any] | str:
+def _read(stem: Path, identity: list[object]) -> tuple[ArrayDict, Any] | str:
     """Return the stored entry, or `damaged` or `absent`; the JSON file is written last and makes an entry valid."""
     header, file = stem.with_suffix(".json"), stem.with_suffix(".npz")
     try:
@@ -64,7 +64,7 @@ def _read(stem: Path, identity: list[object]) -> tuple[Arrays, Any] | str:
         return "damaged"
 
 
-def _write(stem: Path, identity: list[object], arrays: Arrays, facts: object) -> tuple[str, ...]:
+def _write(stem: Path, identity: list[object], arrays: ArrayDict, facts: object) -> tuple[str, ...]:
     """Store an entry; failing to do so costs only time at the next start, so it is a note and not an error."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ MAX_NESTING = 1000
 MAX_MEMO_SLOT = 10_000_000
 """Maximum memo slot in a pickled batch; the C unpickler allocates all slots below it."""
 
-Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
+BatchRows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Pixels (N, 3072) and labels (N,)."""
 
 
@@ -109,7 +109,7 @@ def _read_batches(cifar: Cifar, container: Container, blobs: Mapping[str, bytes]
 
     The second case admits copies that were packed again: their bytes differ, their images do not.
     """
-    splits: dict[bool, list[Rows]] = {False: [], True: []}
+    splits: dict[bool, list[BatchRows]] = {False: [], True: []}
     altered = [file for file in container.files if sha256_bytes(blobs.get(file.name, b"")) != file.sha256]
     for file in container.files:
         if file.name not in blobs:
@@ -123,8 +123,8 @@ def _read_batches(cifar: Cifar, container: Container, blobs: Mapping[str, bytes]
     return raw
 
 
-def _parse(cifar: Cifar, container: Container, file: BatchFile, data: bytes, path: Path) -> Rows:
-    """Rows of one file; a binary file has one valid size, a pickle that was packed again may have another."""
+def _parse(cifar: Cifar, container: Container, file: BatchFile, data: bytes, path: Path) -> BatchRows:
+    """BatchRows of one file; a binary file has one valid size, a pickle that was packed again may have another."""
     try:
         if not container.pickled and len(data) != file.size:
             raise ValueError("wrong size")
@@ -139,13 +139,13 @@ def _parse(cifar: Cifar, container: Container, file: BatchFile, data: bytes, pat
     return pixels, labels
 
 
-def _parse_binary(cifar: Cifar, data: bytes) -> Rows:
+def _parse_binary(cifar: Cifar, data: bytes) -> BatchRows:
     """The last label byte is the fine label."""
     rows = np.frombuffer(data, np.uint8).reshape(-1, cifar.label_bytes + PIXELS)
     return rows[:, cifar.label_bytes :], rows[:, cifar.label_bytes - 1].astype(np.int64)
 
 
-def _parse_pickled(cifar: Cifar, data: bytes) -> Rows:
+def _parse_pickled(cifar: Cifar, data: bytes) -> BatchRows:
     batch = read_batch(data)
     pixels, labels = batch.get("data"), batch.get(cifar.label_key)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
@@ -185,7 +185,7 @@ def _altered(file: BatchFile, data: bytes, path: Path) -> DataError:
     return DataError(f"{text} ({printable(path)}); delete it and fetch again")
 
 
-def _join(rows: list[Rows]) -> RawSplit:
+def _join(rows: list[BatchRows]) -> RawSplit:
     pixels = np.concatenate([pixels for pixels, _ in rows])
     return raw_split(pixels.reshape(-1, 3, SIDE, SIDE), np.concatenate([labels for _, labels in rows]))
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quatsphere.data.decode import shape_bytes
+from quatsphere.data.decode import FIT_MODES, shape_bytes
 from quatsphere.errors import ConfigError
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Callback of slow steps, called with (done, total)."""
 Indices = NDArray[np.intp]
 
@@ -54,7 +54,15 @@ class ReadOptions:
     fit: str = "crop"
     skip_bad: int = 0
     cache: Path | None = None
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"image_size must be >= 1: got {self.image_size}")
+        if self.skip_bad < 0:
+            raise ConfigError(f"skip_bad must be >= 0: got {self.skip_bad}")
+        if self.fit not in FIT_MODES:
+            raise ConfigError(f"fit must be {' or '.join(FIT_MODES)}: got {self.fit!r:.40}")
 
 
 @dataclass(frozen=True)

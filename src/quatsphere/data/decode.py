@@ -35,7 +35,7 @@ from PIL import Image, ImageOps
 
 from quatsphere.errors import DataError, printable
 
-FORMATS = ("PNG", "JPEG", "WEBP")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 FIT_MODES = ("crop", "squash")
 MAX_PIXELS = 64_000_000
 MAX_WORKERS = 16
@@ -43,7 +43,7 @@ CHUNK_FILES = (512, 4096)
 """Minimum and maximum number of files per subprocess; starting one takes as long as decoding 2,000 small images."""
 CHUNK_BYTES = 32 << 20
 """Maximum size of a chunk's files, and of its decoded pixels."""
-WORKER = __file__
+WORKER_SCRIPT = __file__
 
 
 class BadImage(ValueError):
@@ -69,11 +69,11 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
     if not data:
         raise BadImage("the file is empty")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             ImageOps.exif_transpose(image, in_place=True)
-            return _finish(to_rgb(image), size, fit, str(image.format))
+            return _finish(_to_rgb(image), size, fit, str(image.format))
     except Image.DecompressionBombError as error:  # ours, or Pillow's own limit, which is higher
         raise TooLarge(f"more than {MAX_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
@@ -82,7 +82,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
         raise BadImage(str(error).strip().split("\n")[0] or type(error).__name__) from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB (rules 3 and 4)."""
     if image.mode.startswith("I"):
         high = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
@@ -136,7 +136,7 @@ class DecodedFiles:
     digests: NDArray[np.uint8]  # (N, 32)
     resized: NDArray[np.bool_]
     square: NDArray[np.bool_]
-    formats: NDArray[np.uint8]  # index into FORMATS
+    formats: NDArray[np.uint8]  # index into IMAGE_FORMATS
     bad: dict[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -153,7 +153,7 @@ class DecodedFiles:
             return
         self.images[index], self.digests[index] = result.pixels, np.frombuffer(result.digest, np.uint8)
         self.resized[index], self.square[index] = result.resized, result.square
-        self.formats[index] = FORMATS.index(result.format)
+        self.formats[index] = IMAGE_FORMATS.index(result.format)
 
 
 def decode_files(
@@ -189,7 +189,7 @@ def _decode_chunk(
 ) -> int:
     """Read and decode the files of a chunk into their rows; return their number."""
     for indices, blobs in _read_files(files, chunk, decoded):
-        results, death = run_worker(blobs, size, fit, timeout)
+        results, death = run_decoder(blobs, size, fit, timeout)
         for index, result in zip(indices, results, strict=False):
             decoded.store(index, result)
         if len(results) < len(indices):
@@ -220,10 +220,10 @@ def _read_files(
         yield indices, blobs
 
 
-def run_worker(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[Decoded | str], str]:
+def run_decoder(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[Decoded | str], str]:
     """Decode in a subprocess: results up to the image at which it died, if it did, and the reason."""
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", WORKER],
+        [sys.executable, "-W", "ignore", WORKER_SCRIPT],
         input=pickle.dumps((blobs, size, fit, timeout)),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -12,7 +12,7 @@ from io import BufferedWriter
 from pathlib import Path
 
 from quatsphere.data.cifar_files import CIFARS, MIRROR, OFFICIAL_SITE, Archive
-from quatsphere.data.dataset import Progress
+from quatsphere.data.dataset import ProgressCallback
 from quatsphere.errors import ConfigError, DataError, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import sha256_file
@@ -20,15 +20,17 @@ from quatsphere.storage.atomic import sha256_file
 ATTEMPTS = 4
 PAUSE = 1.0
 """Seconds before the second attempt; doubled before each further one."""
-TIMEOUT = 30.0
-CHUNK = 1 << 18
+READ_TIMEOUT = 30.0
+READ_BYTES = 1 << 18
 
 
 class _Unreachable(Exception):
     """This address does not provide the file; another one may."""
 
 
-def fetch(name: str, folder: str | Path, url: str | None = None, progress: Progress | None = None) -> Path:
+def download_dataset(
+    name: str, folder: str | Path, url: str | None = None, progress: ProgressCallback | None = None
+) -> Path:
     """Download a data set's archive into `folder` and return its path; an intact archive there is kept.
 
     `url`, or else QUATSPHERE_URL, replaces the official address and the mirror; it is the address of the archive or of
@@ -60,7 +62,7 @@ def sources(name: str, url: str | None = None) -> list[tuple[str, Archive]]:
     return [(f"{url.rstrip('/')}/{archives[0].name}", archives[0])]
 
 
-def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: Progress | None) -> Path:
+def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: ProgressCallback | None) -> Path:
     failures = []
     for address, archive in addresses:
         part = folder / f"{archive.name}.part"
@@ -74,7 +76,7 @@ def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: P
     )
 
 
-def _complete(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
+def _complete(address: str, part: Path, archive: Archive, progress: ProgressCallback | None) -> None:
     """Request the missing bytes until the file is complete; a broken connection costs one attempt."""
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -95,7 +97,7 @@ def _complete(address: str, part: Path, archive: Archive, progress: Progress | N
     raise _Unreachable(reason)
 
 
-def _append(address: str, part: Path, archive: Archive, progress: Progress | None) -> None:
+def _append(address: str, part: Path, archive: Archive, progress: ProgressCallback | None) -> None:
     offset = part.stat().st_size if part.exists() else 0
     if offset > archive.size:
         part.unlink()
@@ -103,7 +105,7 @@ def _append(address: str, part: Path, archive: Archive, progress: Progress | Non
     if offset == archive.size:
         return
     request = urllib.request.Request(address, headers={"Range": f"bytes={offset}-"} if offset else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+    with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as response:
         resumed = response.status == http.client.PARTIAL_CONTENT and _starts_at(response, offset)
         with part.open("ab" if resumed else "wb") as file:
             _copy(response, file, offset if resumed else 0, archive.size, progress)
@@ -114,10 +116,10 @@ def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:
 
 
 def _copy(
-    response: http.client.HTTPResponse, file: BufferedWriter, done: int, total: int, progress: Progress | None
+    response: http.client.HTTPResponse, file: BufferedWriter, done: int, total: int, progress: ProgressCallback | None
 ) -> None:
     """Copy the response; of a server that does not stop, at most one byte more than expected is read."""
-    while done <= total and (data := response.read(min(CHUNK, total + 1 - done))):
+    while done <= total and (data := response.read(min(READ_BYTES, total + 1 - done))):
         file.write(data)
         done += len(data)
         if progress is not None:

@@ -21,8 +21,8 @@ from quatsphere.errors import DataError, printable
 MAX_VALUES = 1 << 31
 TRAIN, TEST = ("train",), ("t10k", "test")
 FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw", "mnist", "fashion-mnist")
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-OFFICIAL = {
+FILE_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OFFICIAL_MD5 = {
     "MNIST": (
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "d53e105ee54ea40749a09fcbcd1e9432",
@@ -36,7 +36,7 @@ OFFICIAL = {
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
 }
-"""md5 of FILES with .gz, as torchvision checks them and as Zalando's page prints them."""
+"""md5 of FILE_NAMES with .gz, as torchvision checks them and as Zalando's page prints them."""
 
 
 def read_idx_files(options: ReadOptions) -> RawDataset:
@@ -60,11 +60,11 @@ def read_idx_files(options: ReadOptions) -> RawDataset:
 
 def _official_notes(folder: Path) -> tuple[str, ...]:
     """Return a note if the gzipped files are the official ones, byte for byte."""
-    paths = [folder / f"{name}.gz" for name in FILES]
+    paths = [folder / f"{name}.gz" for name in FILE_NAMES]
     if not all(path.is_file() for path in paths):
         return ()
     sums = tuple(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in paths)
-    return tuple(f"official {title} files (md5)" for title, official in OFFICIAL.items() if sums == official)
+    return tuple(f"official {title} files (md5)" for title, official in OFFICIAL_MD5.items() if sums == official)
 
 
 def _check_labels(test: RawSplit, count: int, folder: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from quatsphere.data.archives import FileTree, open_tree
-from quatsphere.data.cache import Arrays, load_or_build, require_root
+from quatsphere.data.cache import ArrayDict, load_or_build, require_root
 from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions
-from quatsphere.data.decode import FORMATS, ImageFile, decode_files
+from quatsphere.data.decode import IMAGE_FORMATS, ImageFile, decode_files
 from quatsphere.errors import DataError, printable
 
 DEFAULT_SIZE = 32
@@ -22,7 +22,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")
 SPLITS = ("train", "test")
 
-Groups = dict[tuple[str, str], list[str]]
+ImageGroups = dict[tuple[str, str], list[str]]
 """(split, class) -> names of image files; a single pool is all `train`. A folder without images has an empty list."""
 
 
@@ -45,7 +45,7 @@ def read_class_folders(
     samples = RawSplit(arrays["images"], arrays["labels"], arrays["digests"])
     train, test = samples.take(slice(facts["train"])), samples.take(slice(facts["train"], None))
     notes = (*facts["notes"], *cache_notes, *_decoding_notes(arrays, facts["bad"], options.fit))
-    jpeg_count = int((arrays["formats"] == FORMATS.index("JPEG")).sum())
+    jpeg_count = int((arrays["formats"] == IMAGE_FORMATS.index("JPEG")).sum())
     return RawDataset(tuple(facts["classes"]), train, test if len(test) else None, notes, jpeg_count)
 
 
@@ -106,11 +106,11 @@ def _common_depth(names: Sequence[str]) -> int:
     return depth
 
 
-def _group(names: Sequence[str], depth: int) -> Groups:
+def _group(names: Sequence[str], depth: int) -> ImageGroups:
     """Group the images by (split, class); folders other than `train` and `test` beside these are left out."""
     paths = [(name, name.split("/")[depth:]) for name in names if name.count("/") >= depth]
     has_splits = any(path[0] in SPLITS and len(path) > 2 and is_image(name) for name, path in paths)
-    groups: Groups = {}
+    groups: ImageGroups = {}
     for name, path in paths:
         path = path if has_splits else ["train", *path]
         if len(path) > 2 and path[0] in SPLITS:
@@ -119,7 +119,7 @@ def _group(names: Sequence[str], depth: int) -> Groups:
     return groups
 
 
-def _check_groups(groups: Groups, where: str) -> None:
+def _check_groups(groups: ImageGroups, where: str) -> None:
     """Refuse empty classes, a single class, and splits with different classes."""
     if not any(groups.values()):
         raise DataError(
@@ -144,7 +144,7 @@ def _check_groups(groups: Groups, where: str) -> None:
         )
 
 
-def _check_expected(groups: Groups, classes: tuple[str, ...]) -> None:
+def _check_expected(groups: ImageGroups, classes: tuple[str, ...]) -> None:
     found = {name for _, name in groups}
     for wrong, fault in ((found - set(classes), "is none of this data set's"), (set(classes) - found, "is missing")):
         if wrong:
@@ -160,8 +160,8 @@ def _ignored_note(ignored: Sequence[str]) -> tuple[str, ...]:
 
 def _decode_tree(
     tree: FileTree, size: int, options: ReadOptions, classes: tuple[str, ...] | None
-) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays of all good images, the training split first, and further facts for the cache."""
+) -> tuple[ArrayDict, dict[str, Any]]:
+    """ArrayDict of all good images, the training split first, and further facts for the cache."""
     listing = list_images(tree, classes)
     files = [ImageFile(name, partial(tree.read, name)) for name in listing.names]
     decoded = decode_files(files, size, options.fit, progress=options.progress)
@@ -185,7 +185,7 @@ def _check_bad_files(bad: list[list[str]], allowed: int) -> None:
     )
 
 
-def _decoding_notes(arrays: Arrays, bad: list[list[str]], fit: str) -> tuple[str, ...]:
+def _decoding_notes(arrays: ArrayDict, bad: list[list[str]], fit: str) -> tuple[str, ...]:
     """Notes on images that were skipped, resized, cropped or squashed."""
     notes: tuple[str, ...] = ()
     if bad:

@@ -17,7 +17,7 @@ from torch import Tensor
 from quatsphere.data import DATASETS
 from quatsphere.data.dataset import (
     Dataset,
-    Progress,
+    ProgressCallback,
     RawDataset,
     RawSplit,
     ReadOptions,
@@ -30,7 +30,7 @@ from quatsphere.data.dataset import (
     raw_split,
     stratified_subset,
 )
-from quatsphere.data.decode import FIT_MODES, fit_image
+from quatsphere.data.decode import fit_image
 from quatsphere.errors import ConfigError, DataError, printable
 
 
@@ -45,7 +45,7 @@ def load_dataset(
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Load a data set by name; which samples go into which split depends on their content alone.
 
@@ -58,7 +58,7 @@ def load_dataset(
             raise ConfigError(f"{setting} must lie in [0, 1): got {value}")
     if train_limit is not None and train_limit < 1:
         raise ConfigError(f"train_limit must be >= 1: got {train_limit}")
-    raw = read_dataset(name, _read_options(root, image_size, fit, skip_bad, cache, progress))
+    raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
     splits = [_resize(split, image_size, fit) for split in _split(raw, val_fraction, test_fraction, train_limit)]
     mean, std = _channel_statistics(splits[0].images)
     train, val, test = (Split(torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
@@ -73,13 +73,13 @@ def verify(
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Read and check a data set, and report values that JSON can hold.
 
     `canonical` is True or False for CIFAR-10, and None where no official fingerprint is known.
     """
-    raw = read_dataset(name, _read_options(root, image_size, fit, skip_bad, cache, progress))
+    raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
     official, fingerprint, test = raw.official_fingerprint, dataset_fingerprint(raw), raw.test
     return {
         "name": name,
@@ -97,22 +97,8 @@ def verify(
     }
 
 
-def _read_options(
-    root: str | Path | None,
-    image_size: int | None,
-    fit: str,
-    skip_bad: int,
-    cache: str | Path | None,
-    progress: Progress | None,
-) -> ReadOptions:
-    if image_size is not None and image_size < 1:
-        raise ConfigError(f"image_size must be >= 1: got {image_size}")
-    if skip_bad < 0:
-        raise ConfigError(f"skip_bad must be >= 0: got {skip_bad}")
-    if fit not in FIT_MODES:
-        raise ConfigError(f"fit must be {' or '.join(FIT_MODES)}: got {fit!r:.40}")
-    paths = (None if path is None else Path(path) for path in (root, cache))
-    return ReadOptions(next(paths), image_size, fit, skip_bad, next(paths), progress)
+def _as_path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def read_dataset(name: str, options: ReadOptions) -> RawDataset:

@@ -1,4 +1,4 @@
-"""Who listens to whom: kNN graphs, their reverse, and resampling between shells. Any `(V, D)` point set will do."""
+"""kNN graphs, their reverse, and resampling between shells, for any point sets `(V, D)`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Metric = Literal["euclidean", "angular"]
 Resample = Literal["index", "geometric"]
 
 TILE = 2**22
-"""Distances held at once; larger problems go through in tiles of targets."""
+"""Maximum number of distances in memory; larger problems are split into tiles of targets."""
 
 TREE = 2**18
-"""Pairs of target and source from which on a k-d tree finds the candidates, where scipy is installed."""
+"""Number of target-source pairs above which a k-d tree finds the candidates, if scipy is installed."""
 
 Search = Callable[[Tensor, int], Tensor]
-"""(targets, count) -> `count` nearest sources of each, in any order, ties broken anyhow."""
+"""(targets, count) -> `count` nearest sources of each, in any order, ties in any order."""
 
 
 def knn_budget(vertices: int) -> int:
@@ -43,10 +43,9 @@ def nearest_neighbours(
 ) -> Int[Tensor, "t {k}"]:
     """The k nearest sources of each target `(V_target, k)`, nearest first, ties ordered by index.
 
-    Distances are taken in float64 from coordinate differences, so that every device ranks the same stored
-    positions the same way, and ranked exactly among candidates that a k-d tree (or, without scipy, tiles of the
-    distance matrix) proposes: the time grows like V log V. The angular metric ranks by the chord between directions,
-    which grows with the angle.
+    Distances are taken in float64 from coordinate differences, so that every device ranks equal positions equally, and
+    ranked exactly among candidates from a k-d tree (or, without scipy, from tiles of the distance matrix): the time is
+    O(V log V). The angular metric ranks by the chord between directions, which grows with the angle.
     """
     if not 1 <= k <= len(sources):
         raise ConfigError(
@@ -84,10 +83,10 @@ def _squares(targets: Tensor, sources: Tensor) -> Tensor:
 
 
 def _nearest(targets: Tensor, sources: Tensor, k: int, search: Search) -> Tensor:
-    """Rank some candidates; targets whose last candidate is no farther than the k-th ask for twice as many.
+    """Rank candidates exactly; where the last candidate is no farther than the k-th, repeat with twice as many.
 
-    Whoever is no candidate is at least as far as the last one, so beyond a tie (or a rounding error of the search)
-    at that place the k nearest are known exactly.
+    Every other source is at least as far as the last candidate, so unless that one ties with the k-th (or differs by a
+    rounding error of the search) the k nearest are exact.
     """
     found = torch.empty(len(targets), k, dtype=torch.int64, device=targets.device)
     open_rows, count = torch.arange(len(targets), device=targets.device), k + k // 2 + 1
@@ -103,14 +102,14 @@ def _nearest(targets: Tensor, sources: Tensor, k: int, search: Search) -> Tensor
 
 
 def _rank(targets: Tensor, sources: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(the k nearest of candidates in rising index order, whether nobody else can be among them)."""
+    """(the k nearest of candidates given in ascending index order, whether these are certainly the k nearest)."""
     square, order = _squares(targets[:, None], sources[candidates]).sort(dim=1, stable=True)
     certain = square[:, k - 1] < square[:, -1] * (1 - 1e-6)
     return candidates.gather(1, order[:, :k]), certain
 
 
 def _tree(sources: Tensor) -> Search | None:
-    """A k-d tree, where scipy is installed and can read the sources."""
+    """Search by a k-d tree, if scipy is installed and the sources are finite and on a CPU."""
     if sources.device.type != "cpu" or not sources.isfinite().all():
         return None
     try:
@@ -127,7 +126,7 @@ def _tree(sources: Tensor) -> Search | None:
 
 
 def _tiles(sources: Tensor) -> Search:
-    """All distances, some targets at a time."""
+    """Search by all distances, one tile of targets at a time."""
 
     def search(targets: Tensor, count: int) -> Tensor:
         tiles = targets.split(max(1, TILE // len(sources)))
@@ -140,9 +139,9 @@ def _tiles(sources: Tensor) -> Search:
 def reverse_neighbours(
     neighbours: Int[Tensor, "t k"], sources: int
 ) -> tuple[Int[Tensor, "s degree"], Int[Tensor, "s degree"]]:
-    """Who listens to each source: (edges, targets), both `(V_source, max degree)`, edges numbered i*k + slot.
+    """Edges that leave each source: (edges, targets), both `(V_source, max degree)`, edges numbered i*k + slot.
 
-    Rows are in ascending edge order and padded with edge -1 (target 0), so that a sum over a source's listeners is
+    Rows are in ascending edge order and padded with edge -1 (target 0), so that a sum over a source's edges is
     a gather in a fixed order: reproducible on every device, unlike a scatter.
     """
     flat = neighbours.reshape(-1)
@@ -161,12 +160,12 @@ def index_resampling(
 ) -> tuple[Int[Tensor, "t 2"], Float[Tensor, "t 2"]]:
     """Linear interpolation along the vertex index (eq:residual's `interp`): (indices, weights), both (V_target, 2).
 
-    The convention of `F.interpolate(mode="linear", align_corners=False)`, to the letter.
+    Equal to `F.interpolate(mode="linear", align_corners=False)`.
     """
-    place = ((torch.arange(targets, dtype=torch.float64) + 0.5) * sources / targets - 0.5).clamp(min=0)
-    lower = place.floor().long().clamp(max=sources - 1)
+    position = ((torch.arange(targets, dtype=torch.float64) + 0.5) * sources / targets - 0.5).clamp(min=0)
+    lower = position.floor().long().clamp(max=sources - 1)
     upper = (lower + 1).clamp(max=sources - 1)
-    fraction = place - lower
+    fraction = position - lower
     return torch.stack((lower, upper), dim=1), torch.stack((1 - fraction, fraction), dim=1).to(dtype)
 
 
@@ -176,7 +175,7 @@ def geometric_resampling(
     """Barycentric interpolation over the three nearest sources by position: (indices, weights), both (V_target, 3).
 
     Weights solve Σ w s = t, Σ w = 1 in the least-squares sense of least norm (three neighbours of a lattice can lie
-    on a line), then negative ones are cut to zero and the rest sums to one: never an extrapolation.
+    on a line), then negative ones are set to zero and the rest normalised: never an extrapolation.
     """
     indices = nearest_neighbours(targets, sources, min(3, len(sources)))
     corners = _exact(sources)[indices]

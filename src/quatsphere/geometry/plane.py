@@ -13,7 +13,7 @@ def flat_lattice(count: int, rows: int = 16, dtype: torch.dtype = torch.float32)
     """Cell centres `(V, 2)` as (x, y), row-major, `rows` rows of V/rows columns.
 
     The number of rows is the same on every shell, so that interpolation along the index stays within a row and the
-    vertex counts are exact (the paper is silent on the shape of its lattices).
+    vertex counts are exact (the paper does not give the shape of its lattices).
     """
     if rows < 1 or count % rows:
         nearest = max(1, round(count / max(1, rows))) * max(1, rows)

@@ -38,8 +38,8 @@ def conjugate(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
 def normalize(q: Float[Tensor, "*batch 4"], *, check: bool = True) -> Float[Tensor, "*batch 4"]:
     """q / ‖q‖, `(..., 4)` real first.
 
-    A zero quaternion has no direction: NumericsError. The check reads the data, which a device must wait for;
-    where q cannot vanish (a product of unit quaternions) `check=False` saves it.
+    A zero quaternion has no direction and raises NumericsError. The check synchronises with the device; `check=False`
+    skips it where q cannot vanish (a product of unit quaternions).
     """
     norm = q.norm(dim=-1, keepdim=True)
     if check and bool((norm == 0).any()):
@@ -98,9 +98,9 @@ def log(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3"]:
 
 
 def distance(a: Float[Tensor, "*#batch 4"], b: Float[Tensor, "*#batch 4"]) -> Float[Tensor, "*out"]:
-    """Rotation angle in [0, π] between unit quaternions, blind to their signs; `(..., 4)` -> `(...)`.
+    """Rotation angle in [0, π] between unit quaternions, independent of their signs; `(..., 4)` -> `(...)`.
 
-    4 atan2(‖a - b‖, ‖a + b‖) after turning b to a's side: equals 2 acos|⟨a, b⟩| and is exact near 0, where
+    4 atan2(‖a - b‖, ‖a + b‖) with the sign of b that is nearer to a: equals 2 acos|⟨a, b⟩| and is exact near 0, where
     acos loses half the digits.
     """
     sign = torch.where((a * b).sum(-1, keepdim=True) < 0, -1.0, 1.0).to(a.dtype)
@@ -149,7 +149,7 @@ def random_unit(
 
 
 def full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
-    """No autocast on a tensor's device."""
+    """Context without autocast on the tensor's device."""
     kind = like.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
 
@@ -157,8 +157,8 @@ def full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
 def mean_rotation(q: Float[Tensor, "count 4"]) -> Float[Tensor, "4"]:
     """Sign-free mean q̄ of unit quaternions: dominant eigenvector of M = Σ q qᵀ, largest component positive.
 
-    2^24 power iterations by 24 squarings of M, in float64 whatever q is, without waiting for a device: exact to
-    rounding unless the two largest eigenvalues agree to about 1e-6. Such count as equal: q̄ is then the projection of
+    2^24 power iterations by 24 squarings of M, in float64, without synchronising with the device: exact to
+    rounding unless the two largest eigenvalues agree to about 1e-6. Those are treated as equal: q̄ is the projection of
     (8, 4, 2, 1)/√85 onto their eigenvectors or, where that nearly vanishes, the largest column of the projector.
     No gradient flows: a near-degenerate spectrum has no usable one.
     """

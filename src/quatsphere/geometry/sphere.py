@@ -62,7 +62,7 @@ def angular_separation(a: Float[Tensor, "*#batch 3"], b: Float[Tensor, "*#batch 
 
 
 def mean_spacing(count: int) -> float:
-    """Side of the square that one of `count` vertices has to itself on the unit sphere, √(4π/V) radians."""
+    """Side of a square with the area of the unit sphere per vertex, √(4π/V) radians."""
     return math.sqrt(4 * math.pi / count)
 
 

@@ -3,13 +3,13 @@
 Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), neighbours (T, k) int64.
 
     edge_dot(a, b)[i, s]   = ⟨a_i, b_n(i,s)⟩              one number per edge
-    gather_sum(w, b)[i]    = Σ_s w_is b_n(i,s)            what target i hears
-    scatter_sum(w, a)[j]   = Σ_(i,s): n(i,s)=j w_is a_i   what source j is told back
+    gather_sum(w, b)[i]    = Σ_s w_is b_n(i,s)            sum over the sources of target i
+    scatter_sum(w, a)[j]   = Σ_(i,s): n(i,s)=j w_is a_i   sum over the targets of source j
 
-The derivative of each is made of the other two, so gradients of any order need nothing else. Each walks over the k
-slots with `index_select`; the sum over a source's listeners walks over the reversed graph in a fixed order. There is
-no scatter and no atomic addition: the same bits for any number of threads. They are torch custom operators, so that
-torch.compile keeps them whole. Forward mode and `torch.func` know no custom operators: there each edge gets its row.
+The derivative of each consists of the other two, so they suffice for gradients of any order. Each iterates over the k
+slots with `index_select`; the sum over the targets of a source iterates over the reversed graph in a fixed order.
+Without scatters and atomic additions, results are bit-identical for any number of threads. They are custom operators of
+torch, which torch.compile does not trace. Forward mode and `torch.func` do not support those and use one row per edge.
 """
 
 from typing import Any
@@ -36,16 +36,16 @@ def gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 
 
 def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int | torch.SymInt) -> Tensor:
-    """Σ over listeners of w_is a_i: (B, T, k, H), (B, T, H, C), (T, k) -> (B, sources, H, C)."""
+    """Σ over the targets i of each source of w_is a_i: (B, T, k, H), (B, T, H, C), (T, k) -> (B, sources, H, C)."""
     if transformed():
         edges = (weights.unsqueeze(-1) * target.unsqueeze(2)).flatten(1, 2)
-        nothing = torch.zeros_like(target[:, :1]).expand(-1, sources, -1, -1)
-        return nothing.index_add(1, neighbours.reshape(-1), edges)
+        zeros = torch.zeros_like(target[:, :1]).expand(-1, sources, -1, -1)
+        return zeros.index_add(1, neighbours.reshape(-1), edges)
     return _scatter_sum(weights, target, neighbours, sources)
 
 
 def _rows(source: Tensor, neighbours: Tensor) -> Tensor:
-    """The source's row of every edge: (B, S, H, C) -> (B, T, k, H, C)."""
+    """Rows of the sources of every edge: (B, S, H, C) -> (B, T, k, H, C)."""
     return source.index_select(1, neighbours.reshape(-1)).unflatten(1, neighbours.shape)
 
 
@@ -71,14 +71,14 @@ def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 
 @torch.library.custom_op("quatsphere::scatter_sum", mutates_args=())
 def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
-    """`scatter_sum`, listener by listener."""
+    """`scatter_sum`, edge by edge of each source."""
     B, _, _, H = weights.shape
     out = target.new_zeros(B, sources, H, target.shape[-1])
-    edges, listeners = reverse_neighbours(neighbours, sources)
+    edges, targets = reverse_neighbours(neighbours, sources)
     flat = weights.reshape(B, -1, H)
-    for edge, listener in zip(edges.unbind(1), listeners.unbind(1), strict=True):
+    for edge, index in zip(edges.unbind(1), targets.unbind(1), strict=True):
         weight = flat.index_select(1, edge.clamp(min=0)) * (edge >= 0).to(flat.dtype)[:, None]
-        out.addcmul_(weight.unsqueeze(-1), target.index_select(1, listener))
+        out.addcmul_(weight.unsqueeze(-1), target.index_select(1, index))
     return out
 
 

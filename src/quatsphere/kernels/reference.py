@@ -1,4 +1,4 @@
-"""The oracle: eq:rel-quat and eq:attn-weight literally, edge by edge. Slow on purpose, never simplified."""
+"""The reference: eq:rel-quat and eq:attn-weight literally, edge by edge. Slow, and never simplified."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where fused operators give way to plain torch: forward mode, `torch.func` and second derivatives.
+"""Detection of the cases that plain torch has to run: forward mode, `torch.func` and second derivatives.
 
-A custom operator of torch has one gradient and nothing else: in forward mode its tangents are silently zero, transforms
-of `torch.func` refuse it, and its gradient has none of its own. Plain torch has all of them.
+Custom operators of torch have a first gradient only: in forward mode their tangents are silently zero, and `torch.func`
+and second derivatives raise errors.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
-    """Whether forward-mode differentiation or a transform of `torch.func` is active."""
+    """Return whether forward-mode differentiation or a transform of `torch.func` is active."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def differentiated_again() -> bool:
-    """Whether a gradient that is being computed may be differentiated: `create_graph=True`, or a transform."""
+    """Return whether the gradient being computed may be differentiated: `create_graph=True`, or a transform."""
     return torch.is_grad_enabled() or transformed()
 
 
 def plain_gradients(plain: Callable[..., Any], inputs: Sequence[Any], gradient: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of plain(*inputs), one per input (None for what is no floating-point tensor), differentiable again."""
-    places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.is_floating_point()]
+    """Gradients of plain(*inputs), one per input (None unless it is a floating-point tensor), differentiable again."""
+    indices = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.is_floating_point()]
 
     def call(*tensors: Tensor) -> Any:
-        given = dict(zip(places, tensors, strict=True))
+        given = dict(zip(indices, tensors, strict=True))
         return plain(*(given.get(i, x) for i, x in enumerate(inputs)))
 
-    pull_back: Any = torch.func.vjp(call, *(inputs[i] for i in places))[1]
-    found = dict(zip(places, pull_back(gradient), strict=True))
+    pull_back: Any = torch.func.vjp(call, *(inputs[i] for i in indices))[1]
+    found = dict(zip(indices, pull_back(gradient), strict=True))
     return tuple(found.get(i) for i in range(len(inputs)))
 
 
 @contextmanager
 def outside_transforms() -> Iterator[Callable[[Tensor], Tensor]]:
-    """Suspend `torch.func`, for what is a constant to it; yields a function that removes its wrappers of a tensor."""
+    """Suspend `torch.func` for computing constants; yields a function that unwraps a tensor."""
     with temporarily_clear_interpreter_stack():
         yield _unwrapped
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor without the wrappers of `torch.func`."""
+    """Remove the wrappers of `torch.func`."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

@@ -24,14 +24,14 @@ PAPER_HEADS = 6
 
 
 def qsv_budget(config: AttentionConfig) -> int:
-    """Parameters of the paper's QSV for the same image, shells and classes: what the baseline may not exceed."""
+    """Number of parameters of the paper's QSV for the same image, shells and classes."""
     shared = ("image_size", "in_channels", "num_classes", "base_vertices", "shells")
     qsv = QSV(QSVConfig(**{name: getattr(config, name) for name in shared}))
     return sum(parameter.numel() for parameter in qsv.parameters())
 
 
 def solve_width(config: AttentionConfig) -> AttentionConfig:
-    """The configuration with its width and heads settled: the largest multiple of 8 within the budget (96).
+    """Return the configuration with width and heads filled in: the largest multiple of 8 within the budget (96).
 
     The width is solved with the value projection in place, so that removing it changes nothing else.
     """
@@ -76,7 +76,9 @@ def _learned_positions(config: AttentionConfig) -> int:
 
 
 class AttentionNet(LatticeModel):
-    """567,658 parameters at the paper's size (d = 96): patch 7,488, five steps of 111,840, classifier 970."""
+    """Matched baseline: dot-product attention over the same neighbours, (B, C, Y, X) -> (B, classes).
+
+    567,658 parameters at the paper's size (d = 96): patch 7,488, five steps of 111,840, classifier 970."""
 
     PARTS = (
         ("positions", ".positions"),
@@ -107,7 +109,7 @@ class AttentionNet(LatticeModel):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
+        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
         trace = Trace() if return_trace else NoTrace()
         keys = self.sample_keys(images, sample_keys)
         if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What the models on lattices share: building the layout, keys for dropout, and what a model tells of itself."""
+"""Common parts of the models on lattices: layout, dropout keys, parameter counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quatsphere.nn.roles import parameter_roles
 
 
 def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
-    """The shells and graphs a configuration asks for."""
+    """Build the shells and graphs of a configuration."""
     builders = {"sphere": _sphere, "plane": _plane}
     shells = builders[config.layout](config, config.positions == "learned")
     counts = None if config.neighbours is None else [config.neighbours] * config.shells
@@ -20,7 +20,7 @@ def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
 
 
 def build_embedding(config: LatticeConfig, dim: int, vertices: int) -> PatchEmbedding:
-    """The patch embedding a configuration asks for."""
+    """Build the patch embedding of a configuration."""
     return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap, stencil=config.stencil)
 
 
@@ -39,7 +39,7 @@ class LatticeModel(nn.Module):
     layout: Layout
 
     def sample_keys(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """One int64 per image that decides its dropout masks; drawn from torch's generator where none are given."""
+        """One int64 per image that determines its dropout masks; drawn from torch's generator if None."""
         if keys is not None:
             return keys
         if not self.training:
@@ -47,20 +47,20 @@ class LatticeModel(nn.Module):
         return torch.randint(2**62, (images.shape[0],), device=images.device)
 
     def constrain(self) -> None:
-        """Call after every optimiser step: vertices back on their radii, graphs up to date."""
+        """Project vertices onto their radii and update the graphs; call it after every optimiser step."""
         self.layout.constrain()
 
     def parameter_roles(self) -> dict[str, list[str]]:
-        """role -> parameter names: what the optimiser needs to know of a model."""
+        """role -> parameter names, for the optimiser."""
         return parameter_roles(self)
 
     def parameter_parts(self) -> dict[str, int]:
-        """part -> number of parameters: the table of docs/paper_map.md, line by line."""
+        """part -> number of parameters."""
         return parameter_parts(self, self.PARTS)
 
 
 def parameter_parts(model: nn.Module, parts: tuple[tuple[str, str], ...]) -> dict[str, int]:
-    """Count parameters by the first (part, fragment of the name) that fits; every parameter must fit one."""
+    """Count parameters by the first (part, fragment of the name) that matches; every parameter must match one."""
     counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = next(part for part, fragment in parts if fragment in name)

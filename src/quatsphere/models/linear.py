@@ -1,4 +1,4 @@
-"""Softmax regression on the same image samples as the lattice models: the accuracy that a trained model must exceed."""
+"""Softmax regression on the same image samples as the lattice models: a lower bound on useful accuracy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LinearModel(nn.Module):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits; `sample_keys` is accepted and unused: there is no dropout."""
+        """Return logits; `sample_keys` is accepted and unused: there is no dropout."""
         samples = sample_image(images, self.coords, self.config.wrap)
         logits = self.classifier(samples.flatten(1))
         return (logits, Trace(samples=samples, logits=logits)) if return_trace else logits
@@ -42,13 +42,13 @@ class LinearModel(nn.Module):
         """Do nothing: vertices are frozen."""
 
     def parameter_roles(self) -> dict[str, list[str]]:
-        """All are weights."""
+        """Role -> parameter names: all are weights."""
         return parameter_roles(self)
 
     def parameter_parts(self) -> dict[str, int]:
-        """part -> number of parameters."""
+        """Part -> number of parameters."""
         return parameter_parts(self, self.PARTS)
 
     def unreachable_parameters(self) -> set[str]:
-        """None."""
+        """Return the empty set: every parameter has a gradient."""
         return set()

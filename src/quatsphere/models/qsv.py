@@ -30,7 +30,9 @@ FIELDS = {
 
 
 class QSV(LatticeModel):
-    """639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
+    """Quat-Sphere-Vision: images (B, C, Y, X) -> logits (B, classes).
+
+    639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
     seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
     classifier 2,570. With a perturbation network per shell, five instead of seven: 505,971.
     """
@@ -80,7 +82,7 @@ class QSV(LatticeModel):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
+        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
         trace = Trace() if return_trace else NoTrace()
         keys = self.sample_keys(images, sample_keys)
         if not torch.compiler.is_compiling():
@@ -130,7 +132,7 @@ def _build_perturbation(config: QSVConfig) -> Perturbation:
 
 
 def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells | NoPerturbation:
-    """What a step perturbs the field with: nothing, the networks of its shells, or one of its own."""
+    """Perturbation of a step: none, the networks of its shells, or a network of the step."""
     _, _, perturbed = FIELDS[config.field]
     if not perturbed:
         return NoPerturbation()
@@ -138,7 +140,7 @@ def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells
 
 
 def _build_step(config: QSVConfig, site: str, *, gated: bool, cross: bool) -> ShellStep:
-    """One step with parts of its own; the β probes touch the cross-shell steps only."""
+    """Build one step; the β probes apply to the cross-shell steps only."""
     heads, channels = config.heads, config.channels
     beta_start, beta_frozen = (config.beta_start, config.beta_frozen) if cross else (None, False)
     return ShellStep(

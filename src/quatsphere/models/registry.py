@@ -24,16 +24,16 @@ MODELS: dict[str, tuple[type, type]] = {
     "resnet20": (ResNet20Config, ResNet20),
     "linear": (LinearConfig, LinearModel),
 }
-"""name -> (configuration with exactly the seams the model has, model)."""
+"""name -> (configuration with the options of this model, model)."""
 
 Model = QSV | AttentionNet | ResNet20 | LinearModel
 
 
 def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None, **overrides: Any) -> Model:
-    """A model by name with the paper's defaults; every seam is an override.
+    """Create a model by name, with the paper's defaults; overrides are fields of its configuration.
 
-    `layout` is "sphere", "plane" or any `Layout` of your own shells. `seed` decides the initial weights: each
-    parameter's depend on the seed and its name alone, so parts that two variants share start equal.
+    `layout` is "sphere", "plane" or a `Layout`. `seed` determines the initial weights: those of each parameter depend
+    on the seed and its name only, so parts that two variants share start equal.
     """
     if isinstance(layout, str):
         overrides["layout"] = layout
@@ -42,7 +42,7 @@ def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None
 
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named model; an unknown name or a seam the model lacks is a ConfigError."""
+    """Return the configuration of a named model; unknown names and options raise ConfigError."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}{_suggest(name, list(MODELS))}; choose one of {', '.join(MODELS)}")
     kind = MODELS[name][0]
@@ -54,7 +54,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
 
 
 def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = None) -> Model:
-    """The model of a configuration, its initial weights drawn from (seed, name)."""
+    """Build the model of a configuration, with initial weights drawn from (seed, name)."""
     build = MODELS[config.name][1]
     model: Model = build(config, layout) if layout is not None else build(config)
     seed_parameters(model, seed)
@@ -62,7 +62,7 @@ def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = N
 
 
 def seed_parameters(model: nn.Module, seed: int) -> None:
-    """Draw all initial weights again, each module's from a generator seeded by (seed, the module's name)."""
+    """Redraw all initial weights, those of each module from a generator seeded by (seed, name of the module)."""
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
             reset = getattr(module, "reset_parameters", None)

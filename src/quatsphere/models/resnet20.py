@@ -54,7 +54,9 @@ class BasicBlock(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """269,722 parameters at width 16 and 10 classes: stem 464, stages 14,016 + 51,072 + 203,520, classifier 650."""
+    """ResNet-20 under the same pipeline: images (B, C, Y, X) -> logits (B, classes).
+
+    269,722 parameters at width 16 and 10 classes: stem 464, stages 14,016 + 51,072 + 203,520, classifier 650."""
 
     PARTS = (
         ("stem", "stem"),
@@ -89,7 +91,7 @@ class ResNet20(nn.Module):
         sample_keys: Int[Tensor, "b"] | None = None,
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Logits; `sample_keys` is accepted and unused: there is no dropout."""
+        """Return logits; `sample_keys` is accepted and unused: there is no dropout."""
         trace = Trace() if return_trace else NoTrace()
         tokens = F.relu(self.stem_norm(self.stem(images)))
         hidden = self.stages(tokens)
@@ -99,16 +101,16 @@ class ResNet20(nn.Module):
         return (logits, trace) if return_trace else logits
 
     def constrain(self) -> None:
-        """Nothing lives on a sphere here."""
+        """Do nothing: no parameter is constrained."""
 
     def parameter_roles(self) -> dict[str, list[str]]:
-        """All are weights."""
+        """Role -> parameter names: all are weights."""
         return parameter_roles(self)
 
     def parameter_parts(self) -> dict[str, int]:
-        """part -> number of parameters."""
+        """Part -> number of parameters."""
         return parameter_parts(self, self.PARTS)
 
     def unreachable_parameters(self) -> set[str]:
-        """None."""
+        """Return the empty set: every parameter has a gradient."""
         return set()

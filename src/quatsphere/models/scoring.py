@@ -1,4 +1,4 @@
-"""What logits are worth against labels: accuracy, per class, confusion, likelihood, calibration."""
+"""Scores of logits against labels: accuracy, per class, confusion, likelihood, calibration."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of images whose largest logit is their label."""
+        """Fraction of images whose largest logit is their label."""
         return float((self.predictions == self.labels).double().mean())
 
     @property
     def confusion(self) -> Int[Tensor, "classes classes"]:
-        """Row: what it is; column: what the model says."""
+        """Counts by label (row) and prediction (column)."""
         count = len(self.classes)
         return torch.bincount(self.labels * count + self.predictions, minlength=count * count).view(count, count)
 
     @property
     def per_class(self) -> dict[str, float | None]:
-        """Accuracy within each class; none for a class without images."""
+        """Accuracy within each class; None for a class without images."""
         rows = self.confusion.double()
         totals = rows.sum(1)
         return {name: float(rows[i, i] / totals[i]) if totals[i] > 0 else None for i, name in enumerate(self.classes)}
@@ -61,7 +61,7 @@ class Evaluation:
         return sum(gaps)
 
     def report(self) -> dict[str, Any]:
-        """Everything as plain numbers."""
+        """All scores as plain numbers."""
         return {
             "images": len(self.labels),
             "accuracy": self.accuracy,

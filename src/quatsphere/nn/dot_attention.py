@@ -12,13 +12,13 @@ from quatsphere.nn.layout import Graph
 from quatsphere.nn.trace import Trace
 
 VALUES = {"projected": lambda dim: nn.Linear(dim, dim), "identity": lambda dim: nn.Identity()}
-"""The value path: W_V, or the projection removed."""
+"""The value path: W_V, or no projection."""
 
 
 class NeighbourAttention(nn.Module):
     """W_Q, W_K, W_V, W_O on a kNN graph; queries from the targets, keys and values from the sources.
 
-    With routing `uniform` every neighbour weighs 1/k; W_Q and W_K stay as parameters that nothing reaches.
+    With routing `uniform` every weight is 1/k; W_Q and W_K remain parameters without a gradient.
     """
 
     def __init__(self, dim: int, heads: int, value: str = "projected", routing: str = "softmax") -> None:
@@ -53,7 +53,7 @@ class NeighbourAttention(nn.Module):
         return self.output(aggregated.flatten(2).to(target.dtype))
 
     def compare(self, target: Float[Tensor, "b t d"], source: Float[Tensor, "b s d"]) -> tuple[Tensor, Tensor]:
-        """Queries and keys; zeros, whose softmax is 1/k exactly, where routing is uniform."""
+        """Queries and keys; zeros for uniform routing, since their softmax is exactly 1/k."""
         if self.routing == "uniform":
             return torch.zeros_like(target), torch.zeros_like(source)
         return self.query(target), self.key(source)

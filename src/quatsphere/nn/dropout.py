@@ -1,4 +1,4 @@
-"""Dropout whose masks are a pure function of one key per image: same masks for any batch size, order or resume."""
+"""Dropout with masks that depend on one key per image only: equal for any batch size, order or resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quatsphere.randomness import keep_mask, keep_scale, name_seed
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout. `site` tells the places of a model apart; keys (B,) tell the images apart."""
+    """Inverted dropout; the mask is a function of `site`, the layer's name, and of keys (B,), one per image."""
 
     def __init__(self, rate: float, site: str) -> None:
         super().__init__()
@@ -17,12 +17,12 @@ class KeyedDropout(nn.Module):
         self.site = name_seed(0, site)
 
     def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...]) -> Bool[Tensor, "b *shape"] | None:
-        """(B, *shape), False where something is dropped, or None where nothing is; survivors count `scale` times."""
+        """Mask (B, *shape), False where an element is dropped, or None without dropout; scale the rest by `scale`."""
         if not self.training or self.rate == 0:
             return None
         return keep_mask(keys, self.site, shape, self.rate)
 
     def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
-        """x with its mask applied."""
+        """Apply dropout to x."""
         mask = self.mask(keys, tuple(x.shape[1:]))
         return x if mask is None else x * (mask.to(x.dtype) * self.scale)

@@ -15,12 +15,12 @@ from quatsphere.kernels import Mixing, Network, perturb, perturb_by, resample_ve
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
-    """Unit of 1 + 0.3 noise: heads start close but distinct (the paper is silent; see docs/paper_map.md)."""
+    """normalize(1 + 0.3 noise): heads start close but distinct (the paper does not say; see docs/paper_map.md)."""
     return quaternion.normalize(aligned(vertices, heads) + 0.3 * torch.randn(vertices, heads, 4))
 
 
 def aligned(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
-    """The identity everywhere."""
+    """Identity quaternions."""
     return torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(vertices, heads, 1)
 
 
@@ -48,26 +48,26 @@ class LearnedBound(nn.Module):
 
     @classmethod
     def limit(cls, logit: Float[Tensor, "*shells"]) -> Float[Tensor, "*shells"]:
-        """ε of any number of logits."""
+        """ε of each logit."""
         return torch.sigmoid(logit) * (cls.UPPER - cls.LOWER) + cls.LOWER
 
     @staticmethod
     def perturb(
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """normalize(q_base ⊗ exp(ε tanh(φ))) of one shell or two, each with its own bound."""
+        """normalize(q_base ⊗ exp(ε tanh(φ))) for each of one or two shells, with the bound of the shell."""
         bases = (shells[0].base, None if len(shells) == 1 else shells[1].base)
         return perturb(hidden, network, bounds_of(shells), *bases, mixing, backend=backend)
 
 
 class NoBound(nn.Module):
-    """ω = φ: the ablation of "bounding … was important for stability"."""
+    """ω = φ: the ablation of the bound."""
 
     @staticmethod
     def perturb(
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """normalize(q_base ⊗ exp(φ)) of one shell or two."""
+        """normalize(q_base ⊗ exp(φ)) for each of one or two shells."""
         source = perturb_by(tangent(hidden, network).to(shells[0].base.dtype), shells[0].base)
         if len(shells) == 1:
             return source, source
@@ -106,17 +106,17 @@ class ShellField(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the base quaternions again."""
+        """Redraw the base quaternions."""
         self.base.copy_(FIELD_INITS[self.init](*self.base.shape[:2]))
 
 
 def bound_logits(shells: Sequence[ShellField]) -> list[Tensor]:
-    """The logits of the learned bounds."""
+    """Logits of the learned bounds."""
     return [shell.bound.logit for shell in shells if isinstance(shell.bound, LearnedBound)]
 
 
 def bounds_of(shells: Sequence[ShellField]) -> Float[Tensor, " shells"]:
-    """The learned bounds of a step's two shells, or of its one."""
+    """Learned bounds of one or two shells."""
     return LearnedBound.limit(torch.stack(bound_logits(shells)))
 
 
@@ -136,7 +136,7 @@ class Perturbation(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Last layer zero: the perturbation is the identity at the start. Else uniform as in nn.Linear."""
+        """Set the last layer to zero, so that the perturbation starts as the identity; else uniform as in nn.Linear."""
         bound = 0.0 if self.zero_init else 1 / math.sqrt(self.outer_weight.shape[1])
         nn.init.uniform_(self.outer_weight, -bound, bound)
         nn.init.uniform_(self.outer_bias, -bound, bound)
@@ -144,25 +144,27 @@ class Perturbation(nn.Module):
     def fields(
         self, tokens: Float[Tensor, "b s d"], source: ShellField, target: ShellField, mixing: Mixing | None
     ) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
-        """(source field, target field): one network, each vertex with the base and bound of its own shell; in the
-        precision of the quaternions, also under autocast."""
+        """(source field, target field) from one network and the bases and bounds of both shells.
+
+        In the precision of the quaternions, also under autocast.
+        """
         shells = [source] if target is source else [source, target]
         hidden = F.linear(tokens, self.inner.weight)
         return source.bound.perturb(hidden, self.network, shells, mixing, self.backend)
 
     @property
     def network(self) -> Network:
-        """φ after its first product."""
+        """The network φ after its first product."""
         return Network(self.inner.bias, self.outer_weight, self.outer_bias)
 
 
 class PerturbationOfShells(nn.Module):
-    """Every vertex is perturbed by the network of its own shell, whichever step asks (`ShellField.perturbation`)."""
+    """Perturbs every vertex by the network of its shell (`ShellField.perturbation`), the same in all steps."""
 
     def fields(
         self, tokens: Float[Tensor, "b s d"], source: ShellField, target: ShellField, mixing: Mixing | None
     ) -> tuple[Float[Tensor, "b s h 4"], Float[Tensor, "b t h 4"]]:
-        """(source field, target field): two networks, the targets' on interpolated tokens."""
+        """(source field, target field) from two networks; that of the targets is applied to interpolated tokens."""
         source_field = perturbed(source, tokens)
         if target is source:
             return source_field, source_field
@@ -170,17 +172,17 @@ class PerturbationOfShells(nn.Module):
 
 
 def perturbed(shell: ShellField, tokens: Float[Tensor, "b v d"]) -> Float[Tensor, "b v h 4"]:
-    """The field of one shell from its own tokens and network."""
+    """Field of one shell from its tokens and network."""
     assert shell.perturbation is not None
     return shell.perturbation.fields(tokens, shell, shell, None)[0]
 
 
 class NoPerturbation(nn.Module):
-    """The field is its base, whatever the input."""
+    """The field is its base for every input."""
 
     def fields(
         self, tokens: Tensor, source: ShellField, target: ShellField, mixing: Mixing | None
     ) -> tuple[Tensor, Tensor]:
-        """Base quaternions for every image."""
+        """Base quaternions, expanded to the batch."""
         batch = tokens.shape[0]
         return source.base.expand(batch, -1, -1, -1), target.base.expand(batch, -1, -1, -1)

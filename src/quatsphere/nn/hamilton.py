@@ -17,8 +17,8 @@ from quatsphere.nn.parameter_cache import ParameterCache
 class HamiltonLinear(nn.Module):
     """y_ho = Σ_i W_hoi ⊗ x_hi (eq:hamilton), no bias; (B, V, H, Q_in, 4) -> (B, V, H, Q_out, 4).
 
-    The paper is silent on bias and init: none (with one the model would have 0.65M parameters), and standard
-    deviation scale/√(4 Q_in), which keeps the variance of every component.
+    The paper does not specify bias and init: no bias (with one the model would have 0.65M parameters), and standard
+    deviation scale/√(4 Q_in), which preserves the variance of every component.
     """
 
     def __init__(self, heads: int, in_channels: int, out_channels: int, scale: float = 1.0) -> None:
@@ -38,10 +38,9 @@ class HamiltonLinear(nn.Module):
 
 
 class HamiltonFFN(nn.Module):
-    """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small so the residual leads.
+    """Hamilton(Q, 4Q) -> GELU -> Hamilton(4Q, Q); the down projection starts small, so that the residual dominates.
 
-    With `skip` the block adds its input to its output. The buffer `left` (4, 16) makes q -> L(q) one product, of which
-    one more is the gradient.
+    With `skip` the block adds its input to its output. The buffer `left` (4, 16) makes q -> L(q) a matrix product.
     """
 
     left: Tensor
@@ -72,7 +71,7 @@ class HamiltonFFN(nn.Module):
         """dropout(FFN(y)) with y = post(x), or dropout(y + FFN(y)) with `skip`.
 
         `post` is linear, so before the FFN it is multiplied into the up projection, once per step.
-        GELU acts on every real component; `keep` is the mask of the dropout, survivors count `keep_scale` times.
+        GELU acts on every real component. `keep` is a dropout mask; kept outputs are multiplied by `keep_scale`.
         """
         up, down = self.weights(post)
         flat = x.flatten(3)

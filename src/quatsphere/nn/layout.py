@@ -1,6 +1,6 @@
-"""Where vertices sit and who hears whom: shells with positions, and the graphs between them.
+"""Shells with vertex positions, and the neighbour graphs within and between them.
 
-Graphs depend on positions only. They are rebuilt when positions moved and are constants otherwise.
+Graphs depend on positions only and are rebuilt when positions change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shell(nn.Module):
         else:
             self.register_buffer("positions", positions)
         self.register_buffer("radius", positions.norm(dim=-1, keepdim=True), persistent=False)
-        self.settle()
+        self.mark_projected()
 
     @property
     def count(self) -> int:
@@ -40,7 +40,7 @@ class Shell(nn.Module):
         return self.positions.shape[0]
 
     def image_coords(self) -> Float[Tensor, "v 2"]:
-        """Where each vertex looks in the image, in [-1, 1]²; differentiable in the positions."""
+        """Image coordinates of each vertex in [-1, 1]²; differentiable in the positions."""
         return sphere.lambert_uv(self.positions)
 
     def directions(self) -> Float[Tensor, "v d"]:
@@ -49,35 +49,35 @@ class Shell(nn.Module):
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Put every vertex back on its radius, if any moved: "every vertex lies exactly on its shell's radius"."""
-        if self.positions._version != self._settled:
+        """Project every vertex onto its radius, if any moved: "every vertex lies exactly on its shell's radius"."""
+        if self.positions._version != self._projected_version:
             self.positions.mul_(self.radius / self.positions.norm(dim=-1, keepdim=True))
-            self.settle()
+            self.mark_projected()
 
-    def settle(self) -> None:
-        """Take the vertices where they are as being on their radius: `project_` leaves them until they move."""
-        self._settled = self.positions._version
+    def mark_projected(self) -> None:
+        """Treat the current positions as projected: `project_` does nothing until they change."""
+        self._projected_version = self.positions._version
 
 
 class FlatShell(Shell):
-    """The flat control's stage: (V, 2) cell centres that look where they lie; always frozen."""
+    """A flat lattice, the control: (V, 2) cell centres, whose positions are their image coordinates; always frozen."""
 
     rounds_metric = "euclidean"
 
     def image_coords(self) -> Float[Tensor, "v 2"]:
-        """The lattice coordinates themselves."""
+        """The positions."""
         return self.positions
 
     def directions(self) -> Float[Tensor, "v d"]:
-        """The positions: a plane has no centre to look from."""
+        """The positions; a plane has no centre."""
         return self.positions
 
     def project_(self) -> None:
-        """Nothing to do: frozen."""
+        """Do nothing: positions are frozen."""
 
 
 class Graph(nn.Module):
-    """Edges from a source shell to a target shell, and how tokens pass from one to the other.
+    """Edges from a source shell to a target shell, and the interpolation of tokens between them.
 
     With `others`, for a graph within one shell, no vertex is its own neighbour.
     """
@@ -91,17 +91,17 @@ class Graph(nn.Module):
         self.k, self.metric, self.resample_rule, self.others = k, metric, resample, others
         for name in ("neighbours", "resample_indices", "resample_weights"):
             self.register_buffer(name, None, persistent=False)
-        self._seen: tuple[object, ...] = ()
+        self._positions_seen: tuple[object, ...] = ()
         self._resampled_in: torch.dtype | None = None
 
     def refresh(self, source: Shell, target: Shell) -> None:
-        """Rebuild the graph if a position it depends on has moved since the last time."""
+        """Rebuild the graph if a position changed since the last call."""
         with outside_transforms() as unwrapped:
             both = [unwrapped(shell.positions) for shell in (target, source)]
             seen = tuple((positions._version, positions.data_ptr()) for positions in both)
-            if seen == self._seen:
+            if seen == self._positions_seen:
                 return
-            self._seen = seen
+            self._positions_seen = seen
             targets, sources = (positions.detach() for positions in both)
             if self.others:
                 self.neighbours = nb.nearest_others(targets, self.k, self.metric)
@@ -113,7 +113,7 @@ class Graph(nn.Module):
                 self._resampled_in = sources.dtype
 
     def _resampling(self, source: Shell, target: Shell) -> tuple[Tensor, Tensor]:
-        """Rows and shares of `interp`, the shares rounded once to the precision of the positions."""
+        """Rows and weights of `interp`; the weights are rounded once, to the precision of the positions."""
         positions = source.positions
         if self.resample_rule == "geometric":
             return nb.geometric_resampling(target.directions(), source.directions())
@@ -122,11 +122,11 @@ class Graph(nn.Module):
 
     @property
     def mixing(self) -> Mixing | None:
-        """The rows and shares of `interp`; none between shells of equal size."""
+        """Rows and weights of `interp`; None between shells of equal size."""
         return None if self.resample_indices is None else Mixing(self.resample_indices, self.resample_weights)
 
     def resample(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b t d"]:
-        """`interp` of eq:residual; between shells of equal size the tokens themselves."""
+        """`interp` of eq:residual; the identity between shells of equal size."""
         return x if self.mixing is None else resample_vertices(x, *self.mixing)
 
 
@@ -173,18 +173,18 @@ class Layout(nn.Module):
         return [shell.count for shell in self.shells]
 
     def image_coords(self) -> Float[Tensor, "v 2"]:
-        """Where the first shell's vertices look in the image."""
+        """Image coordinates of the first shell's vertices."""
         return self.shells[0].image_coords()
 
     def refresh(self) -> None:
-        """Rebuild the graphs whose positions moved. Called by forward (not while compiling: then call `constrain`)."""
+        """Rebuild the graphs whose positions changed. Called by forward, but not under torch.compile."""
         self.within.refresh(self.shells[0], self.shells[0])
         for shell, graph in enumerate(self.cross):
             graph.refresh(self.shells[shell], self.shells[shell + 1])
         self.last.refresh(self.shells[-1], self.shells[-1])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layout:
-        """Convert, and after a change of precision build the graphs again: a cast would keep the old rounding."""
+        """Convert; after a change of precision rebuild the graphs, since a cast would keep the old rounding."""
         before = self.shells[0].positions.dtype
         super()._apply(fn, recurse)
         if self.shells[0].positions.dtype != before and not self.shells[0].positions.is_meta:
@@ -192,7 +192,7 @@ class Layout(nn.Module):
         return self
 
     def constrain(self) -> None:
-        """After an optimiser step: every vertex back on its radius, graphs up to date."""
+        """Project vertices onto their radii and update the graphs; call it after every optimiser step."""
         for shell in self.shells:
             if shell.positions.requires_grad:
                 shell.project_()

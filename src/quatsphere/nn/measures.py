@@ -1,4 +1,4 @@
-"""Numbers of routing weights and quaternion fields that training logs, losses use and diagnostics report."""
+"""Measures of routing weights and quaternion fields, for the training log, losses and diagnostics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quatsphere.geometry.quaternion import distance
 
 
 def routing_entropy(weights: Float[Tensor, "b t k h"]) -> float:
-    """Mean entropy of the weights (B, T, k, H) over the k neighbours as a share of its maximum log k."""
+    """Mean entropy of the weights (B, T, k, H) over the k neighbours, divided by its maximum log k."""
     k = weights.shape[2]
     return float(torch.special.entr(weights.double()).sum(2).mean() / math.log(k)) if k > 1 else 1.0
 

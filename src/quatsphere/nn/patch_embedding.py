@@ -1,4 +1,4 @@
-"""Geodesic patch embedding: every first-shell vertex samples a 5x5 stencil of the image around where it looks."""
+"""Geodesic patch embedding: every vertex of the first shell samples the image on a 5x5 stencil."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_stencil(
 ) -> Float[Tensor, "{side}*{side} 2"]:
     """Offsets linspace(-1, 1, 5)² * 2/√V as (u, v), row by row: 2/√V is the spacing of V points on [-1, 1]².
 
-    With `pitch` that spacing lies between neighbouring samples, linspace(-2, 2, 5)² * 2/√V: a stencil twice as wide.
+    With `pitch` it is the spacing of neighbouring samples, linspace(-2, 2, 5)² * 2/√V: a stencil twice as wide.
     """
     reach = (side - 1) / 2 if reading == "pitch" else 1
     line = torch.linspace(-reach, reach, side, dtype=torch.float64)
@@ -48,7 +48,7 @@ def sample_image(
 
 
 def _bilinear(images: Float[Tensor, "b c y x"], coords: Float[Tensor, "v s 2"]) -> Float[Tensor, "b c v s"]:
-    """`F.grid_sample` as it is called above, which has no forward mode and one gradient only."""
+    """`F.grid_sample` as called in `sample_image`, with forward mode and higher derivatives."""
     height, width = images.shape[-2:]
     x, y = (
         (((place + 1) * size - 1) / 2).clamp(0, size - 1)
@@ -77,7 +77,7 @@ class PatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PatchEmbedding:
-        """Convert, and after a change of precision compute the stencil again: a cast would keep the old rounding."""
+        """Convert; after a change of precision recompute the stencil, since a cast would keep the old rounding."""
         before = self.stencil.dtype
         super()._apply(fn, recurse)
         if self.stencil.dtype != before:
@@ -85,7 +85,7 @@ class PatchEmbedding(nn.Module):
         return self
 
     def forward(self, images: Float[Tensor, "b c y x"], image_coords: Float[Tensor, "v 2"]) -> Float[Tensor, "b v d"]:
-        """Patches around each vertex's place, flattened (stencil, channel), projected and normed."""
+        """Sample a patch around each vertex, flatten it (stencil, channel), project and normalise."""
         coords = image_coords.unsqueeze(1) + self.stencil
         patches = sample_image(images, coords, self.wrap)
         return self.norm(self.projection(rearrange(patches, "b v s c -> b v (s c)")))

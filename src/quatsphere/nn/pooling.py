@@ -1,4 +1,4 @@
-"""From the last shell's tokens to one vector per image."""
+"""Pooling: tokens of the last shell -> one vector per image."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quatsphere.nn.trace import Trace
 class PoolAlong(torch.autograd.Function):
     """Σ_i softmax_i(x_i·a) x_i for tokens x (B, V, d) and an axis a (d,): (pooled, scores, weights).
 
-    The tokens enter twice, so autograd would make two gradients of their size and add them. Both are outer products
-    over the vertices: here they are one product of matrices with two columns. Only the tokens and only `pooled` have
-    a gradient. Vectors multiply from the left, as rows: as columns they take libraries twice as long.
+    The tokens enter twice, so autograd would compute two gradients of their size and add them. Both are outer products
+    over the vertices: here they are one product of matrices with two columns. Only the tokens have a gradient, and only
+    of `pooled`. Vectors multiply from the left, as rows, which is twice as fast as columns.
     """
 
     @staticmethod
@@ -51,22 +51,22 @@ def _pool_along(tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pool_along(tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`PoolAlong`, or the same in plain torch where transforms of `torch.func` are active."""
+    """`PoolAlong`, or plain torch inside transforms of `torch.func`."""
     return _pool_along(tokens, axis) if transformed() else PoolAlong.apply(tokens, axis)
 
 
 def _times_rows(vectors: Float[Tensor, "b d"], tokens: Float[Tensor, "b v d"]) -> Float[Tensor, "b v"]:
-    """The inner product of each image's vector with its tokens."""
+    """Inner products of each image's vector with its tokens."""
     return torch.bmm(vectors.unsqueeze(1), tokens.transpose(1, 2)).squeeze(1)
 
 
 class QuaternionPooling(nn.Module):
-    """Softmax over vertices of Σ_q Im(x_i^q)·d, where d is ẑ turned by the sign-free mean of the base quaternions."""
+    """Softmax over vertices of Σ_q Im(x_i^q)·d, where d is ẑ rotated by the sign-free mean of the base quaternions."""
 
     def forward(
         self, tokens: Float[Tensor, "b v d"], base: Float[Tensor, "v h 4"], trace: Trace
     ) -> Float[Tensor, "b d"]:
-        """No parameters; no gradient to the base quaternions (see `mean_rotation`)."""
+        """Pool the tokens; the base quaternions get no gradient (see `mean_rotation`)."""
         mean = mean_rotation(base.reshape(-1, 4))
         direction = rotate(mean, F.pad(mean.new_ones(1), (2, 0)))  # ẑ, made where the field is
         every_channel = F.pad(direction, (1, 0)).repeat(tokens.shape[2] // 4)  # (0, d) for each quaternion
@@ -77,15 +77,15 @@ class QuaternionPooling(nn.Module):
         return pooled
 
     def along(self, tokens: Tensor, axis: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(pooled, scores (B, V), weights (B, V)): one weight per vertex, its score summed over all heads."""
+        """(pooled, scores (B, V), weights (B, V)): one weight per vertex, from its score summed over all heads."""
         return pool_along(tokens, axis)
 
 
 class PerHeadPooling(QuaternionPooling):
-    """The same with a softmax per head: the score of head h sums over its own channels q alone."""
+    """Quaternion pooling with a softmax per head: the score of head h sums over its channels only."""
 
     def along(self, tokens: Tensor, axis: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(pooled, scores (B, V, H), weights (B, V, H)): every head of an image is pooled as an image of its own."""
+        """(pooled, scores (B, V, H), weights (B, V, H)): each head is pooled separately."""
         by_head = rearrange(tokens, "b v (h c) -> (b h) v c", h=heads)
         pooled, *edges = pool_along(by_head, axis[: by_head.shape[2]])
         scores, weights = (rearrange(edge, "(b h) v -> b v h", h=heads) for edge in edges)
@@ -98,7 +98,7 @@ class MeanPooling(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "b v d"], base: Float[Tensor, "v h 4"] | None, trace: Trace
     ) -> Float[Tensor, "b d"]:
-        """Every vertex counts the same."""
+        """Average the tokens."""
         pooled = tokens.mean(dim=1)
         uniform = torch.full_like(tokens[..., 0], 1 / tokens.shape[1])
         trace.note(lambda: {"pool_weights": uniform, "pooled": pooled})

@@ -1,4 +1,4 @@
-"""Which parameter plays which role: a module says so of its own, everything unsaid is a weight."""
+"""Roles of parameters: modules declare those of their own parameters in `roles`; all others are weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROLES = ("quaternions", "positions", "bounds", "betas", "gates", "weights")
 
 
 def parameter_roles(model: nn.Module) -> dict[str, list[str]]:
-    """role -> names of parameters; the roles partition all parameters of the model."""
+    """role -> parameter names; every parameter of the model has exactly one role."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for prefix, module in model.named_modules():
         declared: dict[str, str] = getattr(module, "roles", {})

@@ -1,4 +1,4 @@
-"""The two optimisers of a run: who steps which role of parameters, at which rate."""
+"""The two optimisers of a run, with parameter groups by role and rates by step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ QUATERNION_OPTIMISERS: dict[str, Any] = {
 class Optimisers:
     """AdamW for everything but quaternions, Riemannian Adam for those; rates are a function of the step.
 
-    Weight decay falls on everything AdamW owns except positions (the paper excludes those only). Every AdamW group
-    follows the schedule with its own peak; the quaternions' rate is constant unless `annealed`.
+    Weight decay applies to all of AdamW's parameters except positions (the paper excludes those only). Every group of
+    AdamW follows the schedule with its own peak; the quaternions' rate is constant unless `annealed`.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], roles: Mapping[str, list[str]], config: OptimConfig):
@@ -65,17 +65,17 @@ class Optimisers:
         return rates
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """One step of both."""
+        """Step both optimisers."""
         for optimiser in self.optimisers:
             optimiser.step()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The whole state as plain tensors, `parameter name/moment` -> tensor: no pickle, loadable anywhere."""
+        """State as plain tensors, `parameter name/moment` -> tensor: needs no pickle."""
         return {
             f"{name}/{key}": value
             for optimiser in self.optimisers
@@ -85,7 +85,7 @@ class Optimisers:
         }
 
     def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`; a moment of another shape is a CheckpointError."""
+        """Inverse of `state_tensors`; a moment of another shape raises CheckpointError."""
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 for name, parameter in zip(group["names"], group["params"], strict=True):
@@ -98,24 +98,24 @@ class Optimisers:
 
 
 def _adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.AdamW:
-    """AdamW; on a CPU torch's fused one, which passes over each tensor once (torch's own choice is many small steps).
+    """AdamW; on CPUs torch's fused one, which passes over each tensor once.
 
-    A fused step changes tensors without raising their version, by which graphs know that positions have moved: the
-    hook makes up for it.
+    A fused step changes tensors without incrementing their version, from which graphs detect moved positions: the hook
+    increments it.
     """
     on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
     optimiser = torch.optim.AdamW(groups, lr=lr, fused=True if on_cpu else None)
-    optimiser.register_step_post_hook(_raise_versions)
+    optimiser.register_step_post_hook(_increment_versions)
     return optimiser
 
 
-def _raise_versions(optimiser: torch.optim.Optimizer, *_: object) -> None:
+def _increment_versions(optimiser: torch.optim.Optimizer, *_: object) -> None:
     stepped = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
     torch.autograd.graph.increment_version(stepped)
 
 
 def repel(shells: Sequence[Tensor], step: int, total: int, config: OptimConfig) -> None:
-    """The repulsion of this step, if one is due: every `repulsion_every` batches, fading out at `repulsion_until`."""
+    """Apply repulsion if it is due: every `repulsion_every` batches, decaying to zero at `repulsion_until`."""
     share = decay(step, total, config.repulsion_until)
     if not config.repulsion or step % config.repulsion_every or share == 0:
         return

@@ -1,4 +1,4 @@
-"""Sphere Coulomb tangent repulsion (eq:coulomb): spreads the vertices of a shell, radii exact."""
+"""Tangential Coulomb repulsion on a sphere (eq:coulomb): spreads the vertices of a shell at fixed radii."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SOFTENING = 1e-4
 def repulsion_force(points: Float[Tensor, "v 3"], k: int) -> Float[Tensor, "v 3"]:
     """F_i = Σ_j t_ij / (ϑ_ij² + ε_r) over the k nearest others, tangential at the unit vector i.
 
-    t_ij points away from j. Where i and j coincide or are antipodal t_ij is undefined and counts as zero, which also
-    drops the vertex itself from its neighbours.
+    t_ij points away from j. Where i and j coincide or are antipodal, t_ij is undefined and set to zero, which also
+    excludes the vertex itself.
     """
     neighbours = nearest_neighbours(points, points, min(k + 1, len(points)), "angular")
     own, other = points.unsqueeze(1), points[neighbours]
@@ -34,9 +34,9 @@ def repulsion_force(points: Float[Tensor, "v 3"], k: int) -> Float[Tensor, "v 3"
 def repel_(positions: Tensor, k: int, median_step: float) -> None:
     """Move every vertex along its force, scaled so that the median angular displacement is `median_step`.
 
-    In place, on great circles, each vertex keeping its distance from the centre. Near equilibrium the median force
-    all but vanishes and the same scale would throw the vertices beside a lattice fault across the sphere (177 degrees
-    seen at V = 256), so no vertex moves further than half the mean spacing.
+    In place, along great circles, at constant distance from the centre. Near equilibrium the median force almost
+    vanishes and the scale would move vertices beside a lattice fault across the sphere (by 177 degrees at V = 256), so
+    no vertex moves further than half the mean spacing.
     """
     radius = positions.norm(dim=-1, keepdim=True)
     points = directions(positions.double())

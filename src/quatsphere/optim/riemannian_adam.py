@@ -16,7 +16,7 @@ from quatsphere.geometry import quaternion
 def pull_back(q: Float[Tensor, "*batch 4"], gradient: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3"]:
     """ω = Im(q* ⊗ (g - ⟨g, q⟩ q)): the tangent part of a Euclidean gradient, in su(2) (eq:rieadam-pullback).
 
-    Computed as Im(q* ⊗ g): q* ⊗ q is real, so the part along q drops out by itself.
+    Computed as Im(q* ⊗ g): q* ⊗ q is real, so the part along q vanishes.
     """
     return quaternion.relative(q, gradient)[..., 1:]
 
@@ -39,9 +39,9 @@ def retract(q: Float[Tensor, "*batch 4"], step: Float[Tensor, "*batch 3"]) -> Fl
 class RiemannianAdam(torch.optim.Optimizer):
     """Adam for unit quaternions `(..., 4)`, real part first.
 
-    Both moments live in su(2) at the identity, where left multiplication carries every tangent space, so nothing is
-    transported between steps, and the method commutes with global left rotations. All tensors of a group are stepped
-    at once. `p.grad` is read and never changed.
+    Both moments are in su(2) at the identity, to which left multiplication maps every tangent space: they need no
+    transport between steps, and the method commutes with global left rotations. All tensors of a group are stepped at
+    once. `p.grad` is not modified.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class RiemannianAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step for every quaternion tensor that has a gradient."""
+        """Step every quaternion tensor that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for together in self._by_age(group["params"]):
-                self._step_together(together, group["lr"], group["betas"], group["eps"])
+            for batch in self._by_step(group["params"]):
+                self._step_batch(batch, group["lr"], group["betas"], group["eps"])
         return loss
 
-    def _by_age(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Tensors with a gradient, those with the same number of steps (and kind) side by side."""
+    def _by_step(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+        """Tensors with a gradient, grouped by number of steps, dtype and device."""
         batches: dict[tuple[Any, ...], list[Tensor]] = {}
         for q in parameters:
             if q.grad is None:
@@ -86,7 +86,7 @@ class RiemannianAdam(torch.optim.Optimizer):
             batches.setdefault((int(state["step"]), q.dtype, q.device), []).append(q)
         return list(batches.values())
 
-    def _step_together(self, params: list[Tensor], lr: float, betas: tuple[float, float], eps: float) -> None:
+    def _step_batch(self, params: list[Tensor], lr: float, betas: tuple[float, float], eps: float) -> None:
         q = torch.cat([p.reshape(-1, 4) for p in params])
         gradient = torch.cat([p.grad.reshape(-1, 4) for p in params if p.grad is not None])
         mean, square = (torch.cat([self.state[p][name].reshape(-1, 3) for p in params]) for name in ("mean", "square"))
@@ -107,7 +107,7 @@ class RenormalisedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """AdamW's step, then every quaternion back on the sphere."""
+        """Step AdamW, then normalise every quaternion."""
         loss = super().step(closure)
         for group in self.param_groups:
             for q in group["params"]:

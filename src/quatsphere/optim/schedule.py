@@ -1,4 +1,4 @@
-"""Learning rates computed from the step: no scheduler state to save, lose or step twice."""
+"""Learning rates as functions of the step, without scheduler state."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def one_cycle(step: int, total: int, warmup: float, div: float, final_div: float) -> float:
-    """Share of the peak rate at a step: 1/div -> 1 over the warm-up, then 1 -> 1/(div final_div), cosine-shaped.
+    """Fraction of the peak rate at a step: 1/div -> 1 over the warm-up, then 1 -> 1/(div final_div), cosine-shaped.
 
-    The convention of torch's OneCycleLR (cosine annealing), step for step.
+    Equal to torch's OneCycleLR with cosine annealing at every step.
     """
     top = warmup * total - 1
     if step <= top:
@@ -23,7 +23,7 @@ def constant(step: int, total: int, warmup: float, div: float, final_div: float)
 
 
 def decay(step: int, total: int, until: float) -> float:
-    """1 -> 0 along a half cosine, reached at the share `until` of the run and kept: repulsion's target step."""
+    """1 -> 0 along a half cosine over the fraction `until` of the run, then 0: for the step of the repulsion."""
     end = until * total
     return 0.0 if step >= end else 0.5 * (1 + math.cos(math.pi * step / end))
 

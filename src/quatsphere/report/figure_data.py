@@ -13,7 +13,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_json_object
-from quatsphere.study.datasets import title_of
+from quatsphere.study.scales import dataset_title
 
 Drawing = tuple[str, Any]
 """Name of the file without its suffix, and the figure."""
@@ -72,7 +72,7 @@ def run_figures(runs: Sequence[RunFiles], note: Callable[[str], None]) -> Iterat
         yield "throughput", draw.throughput_bars(rows, "as logged while training; comparable on an idle machine only")
     curves = [curve for run in runs if (curve := run_beta_curve(run)) is not None]
     if curves:
-        data = ", ".join(dict.fromkeys(title_of(run.config["data"]["name"]) for run in runs))
+        data = ", ".join(dict.fromkeys(dataset_title(run.config["data"]["name"]) for run in runs))
         yield "temperature", draw.temperature_probe(curves, data)
     for run in runs:
         prefix = "" if len(runs) == 1 else f"{run.name}-"

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from quatsphere.report import figures as draw
 from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
 from quatsphere.study.claims.rules import difference
-from quatsphere.study.curve import PAPER_IMAGES, Curve, at_one_length, curves
-from quatsphere.study.datasets import title_of
-from quatsphere.study.results import Results
-from quatsphere.study.statistics import Estimate, contrast, mean
-from quatsphere.study.tables import paper_changes, paper_values
+from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
+from quatsphere.study.paper_tables import paper_changes, paper_values
+from quatsphere.study.results import Record, at_one_length, read_records
+from quatsphere.study.scales import dataset_title
+from quatsphere.study.statistics import Estimate, estimate_contrast, mean
 from quatsphere.study.variants import VARIANTS
 
-Record = dict[str, Any]
 COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
 """Variant -> short name in the caption of the costs."""
 
 
 def read_results(folder: str) -> list[Record]:
     """Finished cells of a results folder."""
-    results = Results(folder)
-    results.require()
-    return [record for record in results.finished() if record.get("status") == "finished"]
+    return [record for record in read_records(folder) if record["status"] == "finished"]
 
 
 def length_figures(records: Sequence[Record]) -> Iterator[Drawing]:
@@ -55,9 +51,9 @@ def result_figures(records: Sequence[Record]) -> Iterator[Drawing]:
         cells = [record for record in records if record["dataset"] == dataset]
         suffix = "" if len(datasets) == 1 else f"-{dataset}"
         if rows := ablation_rows(cells, dataset):
-            yield f"ablation{suffix}", draw.ablation_bars(rows, "95 % interval", title_of(dataset))
+            yield f"ablation{suffix}", draw.ablation_bars(rows, "95 % interval", dataset_title(dataset))
         if curves := probe_curves(cells):
-            caption = f"{title_of(dataset)}, mean test accuracy in %"
+            caption = f"{dataset_title(dataset)}, mean test accuracy in %"
             yield f"temperature{suffix}", draw.temperature_probe(curves, caption)
 
 
@@ -77,7 +73,7 @@ def ablation_rows(records: Sequence[Record], dataset: str) -> list[draw.Ablation
         seeds = found.get(name, {})
         own, is_reference = mean(seeds), name == variant.reference
         if own is not None:
-            change = None if is_reference else contrast(found, difference(name, variant.reference))
+            change = None if is_reference else estimate_contrast(found, difference(name, variant.reference))
             measured_change = None if change is None else measured(change)
             paper = quoted.get((dataset, name)), changes.get((dataset, name))
             rows.append(draw.AblationRow(variant.title, list(seeds.values()), measured(own), measured_change, *paper))
@@ -96,7 +92,11 @@ def costs_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
     """
     cells = [record for record in records if record["dataset"] == "cifar10"]
     found = accuracies(cells)
-    ours = {name: contrast(found, difference(name, "full")) for name in draw.COSTS if {name, "full"} <= found.keys()}
+    ours = {
+        name: estimate_contrast(found, difference(name, "full"))
+        for name in draw.COSTS
+        if {name, "full"} <= found.keys()
+    }
     known = {name: change for name, change in ours.items() if change is not None}
     what = "Costs: change of CIFAR-10 test accuracy in points"
     if known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Sectio
 from quatsphere.report.run_report import time_text
 from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.curve import at_one_length, rows_by_length
-from quatsphere.study.curve_tables import length_tables
-from quatsphere.study.results import Results
-from quatsphere.study.tables import Tables
+from quatsphere.study.curve import length_tables, rows_by_length
+from quatsphere.study.paper_tables import PaperTables
+from quatsphere.study.results import Record, at_one_length, read_records
 
-Record = Mapping[str, Any]
 KINDS = {
     "trained": ("Claims that need training", "What our runs say of the paper's statements about trained models."),
     "static": ("Claims that need none", "Arithmetic and geometry, computed from the code at the paper's size."),
@@ -24,7 +22,7 @@ KINDS = {
 """kind of claim -> heading, sentence."""
 NOT_JUDGED = "Not judged: none of these runs is on the paper's data, CIFAR-10 and CIFAR-100."
 
-ACCURACIES = "Percent of test images: means over seeds (range, n). Changes are paired by seed [95 % interval]."
+ACCURACY_TEXT = "Percent of test images: means over seeds (range, n). Changes are paired by seed [95 % interval]."
 
 
 def study_report(
@@ -35,7 +33,7 @@ def study_report(
     shown: Sequence[Picture],
 ) -> Report:
     """The whole report: tables and figures, then claims, then every cell."""
-    sections = [Section("Accuracies", ACCURACIES, tables, shown)]
+    sections = [Section("Accuracies", ACCURACY_TEXT, tables, shown)]
     for kind, (title, text) in KINDS.items():
         chosen = [claim for claim in claims if claim["kind"] == kind]
         if any(claim["n"] for claim in chosen):
@@ -44,10 +42,10 @@ def study_report(
             sections.append(Section(title, NOT_JUDGED))
     sections.append(Section("Every run", "One row per finished cell.", [cells_table(records)]))
     told = f"{len(records)} runs on {', '.join(_kinds(records, 'dataset')) or 'nothing yet'}"
-    return Report(f"Study {name}", told, tiles(records, claims), facts(records), sections)
+    return Report(f"Study {name}", told, _tiles(records, claims), _facts(records), sections)
 
 
-def tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
+def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
     """How much was run, and how the claims stand."""
     diverged = sum(record["status"] == "diverged" for record in records)
     hours = time_text(sum(record.get("seconds") or 0.0 for record in records))
@@ -109,7 +107,7 @@ def cells_table(records: Sequence[Record]) -> PageTable:
     return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
 
-def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+def _facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What identifies the numbers: everything that differs between runs is listed."""
     versions = [
         ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items()) for record in records
@@ -140,7 +138,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-CAPTIONS = {
+FIGURE_CAPTIONS = {
     "ablation": (
         "Accuracies and changes",
         "Each row beside the one it is compared with; diamonds: the paper's values.",
@@ -154,9 +152,7 @@ CAPTIONS = {
 
 def write_study_report(folder: Path, page: Path) -> None:
     """The report of a results folder."""
-    results = Results(folder)
-    results.require()
-    records = results.finished()
+    records = read_records(folder)
     shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
     claims = decide(CLAIMS, shown)
@@ -169,8 +165,8 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
     shown = []
     for name, figure in [*result_figures(records), *schematics(*costs_of(records))]:
         kind, _, dataset = name.partition("-")
-        if kind in CAPTIONS:
-            title, text = CAPTIONS[kind]
+        if kind in FIGURE_CAPTIONS:
+            title, text = FIGURE_CAPTIONS[kind]
             shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure))
     return shown
 
@@ -178,5 +174,5 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
 def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:
     """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
     by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
-    found = [*by_length, *Tables(at_one_length(records)).all()]
-    return [PageTable(table.title, table.head, table.rows) for table in found if table.name != "seeds"]
+    found = [*by_length, *PaperTables(at_one_length(records)).all()]
+    return [PageTable(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.study.statistics import LEAST, LEVEL, Estimate
+from quatsphere.study.results import Record
+from quatsphere.study.scales import TRAIN_IMAGES
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
+from quatsphere.study.tables import NONE, Table
+from quatsphere.study.variants import VARIANTS
 from quatsphere.train.evaluation import unpack_indices
 
-Record = Mapping[str, Any]
-AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
 Correct = NDArray[np.float64]
-Rows = Mapping[str, Mapping[int, Correct]]
+CorrectByRow = Mapping[str, Mapping[int, Correct]]
 """row -> seed -> correctness of every test image, in points: 100 or 0."""
-Verdict = Literal["holds", "fails", "undecided"]
 
 
-class Contrast(NamedTuple):
-    """A weighted sum of rows, the paper's value in points, and what the paper claims about its sign or size."""
+class LengthContrast(NamedTuple):
+    """A weighted sum of rows, the paper's value in points, and the paper's claim about its sign or size."""
 
     title: str
     weights: Mapping[str, float]
@@ -31,20 +31,22 @@ class Contrast(NamedTuple):
     claim: Literal["negative", "positive", "equivalent"]
 
 
-CONTRASTS: dict[str, Contrast] = {
-    "transport": Contrast("transport -> identity", {"transport_identity": 1, "full": -1}, -4.3, "negative"),
-    "routing": Contrast("routing -> uniform", {"routing_uniform": 1, "full": -1}, -0.2, "equivalent"),
-    "interaction": Contrast(
+CONTRASTS: dict[str, LengthContrast] = {
+    "transport": LengthContrast("transport -> identity", {"transport_identity": 1, "full": -1}, -4.3, "negative"),
+    "routing": LengthContrast("routing -> uniform", {"routing_uniform": 1, "full": -1}, -0.2, "equivalent"),
+    "interaction": LengthContrast(
         "interaction of both roles",
         {"both_off": 1, "transport_identity": -1, "routing_uniform": -1, "full": 1},
         -17.3,
         "negative",
     ),
-    "attention": Contrast("attention over QSV", {"attention": 1, "full": -1}, 1.4, "positive"),
-    "flat": Contrast("plane over sphere, attention", {"flat": 1, "attention": -1}, 3.8, "positive"),
-    "value": Contrast("W_V -> identity, sphere", {"attention_value_identity": 1, "attention": -1}, -1.0, "negative"),
-    "flat_value": Contrast("W_V -> identity, plane", {"flat_value_identity": 1, "flat": -1}, -1.0, "negative"),
-    "kernel": Contrast(
+    "attention": LengthContrast("attention over QSV", {"attention": 1, "full": -1}, 1.4, "positive"),
+    "flat": LengthContrast("plane over sphere, attention", {"flat": 1, "attention": -1}, 3.8, "positive"),
+    "value": LengthContrast(
+        "W_V -> identity, sphere", {"attention_value_identity": 1, "attention": -1}, -1.0, "negative"
+    ),
+    "flat_value": LengthContrast("W_V -> identity, plane", {"flat_value_identity": 1, "flat": -1}, -1.0, "negative"),
+    "kernel": LengthContrast(
         "transport against W_V",
         {"transport_identity": 1, "full": -1, "attention_value_identity": -1, "attention": 1},
         -3.3,
@@ -54,31 +56,31 @@ CONTRASTS: dict[str, Contrast] = {
 """The confirmatory contrasts."""
 MARGIN = 1.0
 """Points within which two accuracies count as equal."""
-DATASET, SEEDS, TRAIN_IMAGES = "cifar10", (42, 1, 2, 3, 4), 45_000
-"""What the protocol registers; cells of other seeds, as those of the rate search, do not count."""
+DATASET, SEEDS = "cifar10", (42, 1, 2, 3, 4)
+"""Registered in the protocol; cells with other seeds, such as those of the learning-rate search, are ignored."""
 LOG_THREE = math.log(3)
-"""Lengths grow threefold."""
+"""Each length is about three times the previous one."""
 PAPER_IMAGES = 22_500_000
-"""Images that the paper's runs see at most: 500 epochs of 45,000."""
+"""Maximum number of images that a run of the paper sees: 500 epochs of 45,000."""
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """A contrast at one length."""
 
     images: int
     estimate: Estimate
     by_seed: Mapping[int, float]
     image_error: float
-    """The part of the standard error that the test images contribute."""
+    """Contribution of the test images to the standard error."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """A contrast at every length, its slope per factor e of images, and the verdicts."""
 
-    contrast: Contrast
-    points: tuple[Point, ...]
+    contrast: LengthContrast
+    points: tuple[CurvePoint, ...]
     levels: tuple[float, ...]
     """Significance level of each point after Holm's adjustment."""
     slope: Estimate | None
@@ -89,13 +91,13 @@ class Curve:
         return tuple(verdict(self.contrast, p.estimate, a) for p, a in zip(self.points, self.levels, strict=True))
 
     @property
-    def deciding(self) -> tuple[Point, ...]:
+    def deciding(self) -> tuple[CurvePoint, ...]:
         """The two longest lengths with at least three seeds."""
-        return tuple(p for p in self.points if p.estimate.n >= LEAST)[-2:]
+        return tuple(p for p in self.points if p.estimate.n >= MIN_SEEDS)[-2:]
 
     @property
     def trend(self) -> Verdict:
-        """Verdict that both deciding lengths share, unless the slope points against it."""
+        """Verdict of both deciding lengths if they agree and the slope does not contradict it."""
         found = {v for v, p in zip(self.verdicts, self.points, strict=True) if p in self.deciding}
         if len(self.deciding) < 2 or len(found) > 1 or self.slope is None:
             return "undecided"
@@ -103,10 +105,10 @@ class Curve:
         interval = self.slope.interval()
         if interval is None or decided == "undecided":
             return "undecided"
-        return "undecided" if self.points_against(decided, interval[0] > 0, interval[1] < 0) else decided
+        return "undecided" if self._slope_contradicts(decided, interval[0] > 0, interval[1] < 0) else decided
 
-    def points_against(self, decided: Verdict, rising: bool, falling: bool) -> bool:
-        """Whether a slope that rises or falls speaks against a verdict."""
+    def _slope_contradicts(self, decided: Verdict, rising: bool, falling: bool) -> bool:
+        """Whether a rising or falling slope contradicts a verdict."""
         if self.contrast.claim != "equivalent":
             to_claim, back = (falling, rising) if self.contrast.claim == "negative" else (rising, falling)
             return back if decided == "holds" else to_claim
@@ -117,29 +119,6 @@ class Curve:
         ends, slope = last.interval(), self.slope
         apart = ends is not None and (ends[0] > 0 or ends[1] < 0)
         return outwards and apart and slope is not None and abs(last.value + slope.value * LOG_THREE) > MARGIN
-
-
-def at_one_length(records: Sequence[AnyRecord]) -> list[AnyRecord]:
-    """The cells of one length, for tables that have no column for it.
-
-    It is the greatest length that the full model has three seeds of, or the greatest where it has none; cells without
-    a length in their name are all of one length.
-    """
-    lengths: dict[int, int] = {}
-    for record in records:
-        epochs = length_of(record)
-        if epochs is not None:
-            lengths[epochs] = lengths.get(epochs, 0) + (record["variant"] == "full")
-    if len(lengths) < 2:
-        return list(records)
-    chosen = max(lengths, key=lambda epochs: (lengths[epochs] >= LEAST, epochs))
-    return [record for record in records if length_of(record) in (None, chosen)]
-
-
-def length_of(record: Record) -> int | None:
-    """The epochs in a cell's name, where it has them."""
-    found = re.search(r"\.e(\d+)\.s\d+$", record["cell"])
-    return None if found is None else int(found[1])
 
 
 def rows_by_length(records: Iterable[Record]) -> dict[int, dict[str, dict[int, Correct]]]:
@@ -154,14 +133,14 @@ def rows_by_length(records: Iterable[Record]) -> dict[int, dict[str, dict[int, C
 
 
 def correctness(record: Record) -> Correct:
-    """100 for every test image that a cell classified correctly, else 0; images in canonical order, by label."""
+    """100 for every test image that a cell classifies correctly, else 0; images in canonical order, by label."""
     labels = np.repeat(np.arange(len(record["test_counts"])), record["test_counts"])
     return 100.0 * (unpack_indices(record["predictions"]) == labels)
 
 
-def points_of(contrast: Contrast, lengths: Mapping[int, Rows]) -> list[Point]:
-    """A contrast at every length where its rows share a seed, with one seed variance for all lengths."""
-    tables = {images: _shares(contrast, rows) for images, rows in lengths.items()}
+def points_of(contrast: LengthContrast, lengths: Mapping[int, CorrectByRow]) -> list[CurvePoint]:
+    """Points of a contrast at all lengths where its rows share a seed, with one seed variance for all lengths."""
+    tables = {images: _contributions(contrast, rows) for images, rows in lengths.items()}
     found = {images: table for images, table in tables.items() if table}
     means = [[float(share.mean()) for share in table.values()] for table in found.values()]
     freedom = sum(len(values) - 1 for values in means)
@@ -170,27 +149,27 @@ def points_of(contrast: Contrast, lengths: Mapping[int, Rows]) -> list[Point]:
     return [_point(images, table, variance, freedom) for images, table in found.items()]
 
 
-def _shares(contrast: Contrast, rows: Rows) -> dict[int, Correct]:
-    """seed -> what every test image contributes to the contrast, for the seeds that all of its rows have."""
+def _contributions(contrast: LengthContrast, rows: CorrectByRow) -> dict[int, Correct]:
+    """seed -> contribution of every test image to the contrast, for the seeds that all rows have."""
     weights = contrast.weights.items()
     seeds = sorted(set.intersection(*({*rows.get(row, {})} for row in contrast.weights)))
     return {seed: sum((w * rows[row][seed] for row, w in weights), np.zeros(())) for seed in seeds}
 
 
-def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: int) -> Point:
+def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: int) -> CurvePoint:
     shares = np.stack(list(table.values()))
     by_seed = dict(zip(table, shares.mean(1).tolist(), strict=True))
     error = math.sqrt(variance / len(table) + image_variance(shares)) if freedom else math.nan
     ends = min(by_seed.values()), max(by_seed.values())
     estimate = Estimate(float(shares.mean()), error, freedom, len(table), *ends)
-    return Point(images, estimate, by_seed, math.sqrt(image_variance(shares)))
+    return CurvePoint(images, estimate, by_seed, math.sqrt(image_variance(shares)))
 
 
 def image_variance(shares: NDArray[np.float64]) -> float:
-    """Variance of the mean of a table (seeds, images) that the choice of test images contributes.
+    """Contribution of the choice of test images to the variance of the mean of a table (seeds, images).
 
     s²(column means)/N - r²/(nN), at least 0, with the residual mean square r² of the two-way table; with one seed the
-    residual cannot be told from the images and stays in.
+    residual cannot be separated from the images and is included.
     """
     n, count = shares.shape
     by_image = shares.mean(0)
@@ -202,16 +181,16 @@ def image_variance(shares: NDArray[np.float64]) -> float:
     return max(images - mean_square / (n * count), 0.0)
 
 
-def verdict(contrast: Contrast, estimate: Estimate, level: float = LEVEL) -> Verdict:
-    """Verdict at one length from the interval of this level; undecided below three seeds."""
+def verdict(contrast: LengthContrast, estimate: Estimate, level: float = LEVEL) -> Verdict:
+    """Verdict at one length from the interval of a level; undecided below three seeds."""
     interval = estimate.interval(level) if level > 0 else None
-    if estimate.n < LEAST or interval is None:
+    if estimate.n < MIN_SEEDS or interval is None:
         return "undecided"
     low, high = interval
     if contrast.claim == "equivalent":
-        return (
-            "holds" if low > -MARGIN and high < MARGIN else "fails" if high < -MARGIN or low > MARGIN else "undecided"
-        )
+        if low > -MARGIN and high < MARGIN:
+            return "holds"
+        return "fails" if high < -MARGIN or low > MARGIN else "undecided"
     if contrast.claim == "negative":
         low, high = -high, -low
     small = min(MARGIN, abs(contrast.paper) / 2)
@@ -234,24 +213,24 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
     return levels
 
 
-def p_value(contrast: Contrast, estimate: Estimate) -> float:
-    """p of the two-sided test against 0, or twice that of the two one-sided tests of equivalence; 1 below three seeds.
+def p_value(contrast: LengthContrast, estimate: Estimate) -> float:
+    """p-value of the two-sided test against 0, or twice that of the test of equivalence; 1 below three seeds.
 
-    It is the smallest level whose interval would let the claim hold, up to its side.
+    It is the smallest level at which the claim, or its opposite, would hold.
     """
-    if estimate.n < LEAST:
+    if estimate.n < MIN_SEEDS:
         return 1.0
     if contrast.claim == "equivalent":
         return min(1.0, 2 * estimate.equivalence(MARGIN))
     return min(1.0, 2 * min(estimate.above(0.0), estimate.below(0.0)))
 
 
-def slope(points: Sequence[Point]) -> Estimate | None:
-    """Slope of a contrast per factor e of images over lengths with three seeds or more, with a block for each seed.
+def slope(points: Sequence[CurvePoint]) -> Estimate | None:
+    """Slope of a contrast per factor e of images, over lengths with three seeds or more, with a block for each seed.
 
-    Its interval is over seeds alone: the test images count as fixed.
+    Its interval is over seeds only: the test images are considered fixed.
     """
-    used = [p for p in points if p.estimate.n >= LEAST]
+    used = [p for p in points if p.estimate.n >= MIN_SEEDS]
     cells = [(math.log(p.images), seed, value) for p in used for seed, value in p.by_seed.items()]
     seeds = sorted({seed for _, seed, _ in cells})
     kept = [seed for seed in seeds if sum(s == seed for _, s, _ in cells) > 1]
@@ -271,11 +250,11 @@ def slope(points: Sequence[Point]) -> Estimate | None:
 
 
 def curves(records: Iterable[Record]) -> dict[str, Curve]:
-    """Every confirmatory contrast that has a point; a contrast with a diverged cell has no verdict at that length."""
+    """All confirmatory contrasts with at least one point; a diverged cell makes a contrast undecided at its length."""
     records = list(records)
     lengths = rows_by_length(records)
     found = {name: points_of(contrast, lengths) for name, contrast in CONTRASTS.items()}
-    lost = diverged(records)
+    lost = _diverged(records)
     levels: dict[tuple[str, int], float] = {}
     for images in lengths:
         here = {name: p.estimate for name, points in found.items() for p in points if p.images == images}
@@ -290,10 +269,100 @@ def curves(records: Iterable[Record]) -> dict[str, Curve]:
     }
 
 
-def diverged(records: Iterable[Record]) -> set[tuple[str, int]]:
-    """(row, images) of the cells whose numbers stopped being finite."""
+def _diverged(records: Iterable[Record]) -> set[tuple[str, int]]:
+    """(row, images) of the diverged cells."""
     return {
-        (record["variant"], record["config"]["train.epochs"] * TRAIN_IMAGES)
+        (record["variant"], record["config"]["train.epochs"] * TRAIN_IMAGES[DATASET])
         for record in records
         if record["status"] == "diverged" and record["dataset"] == DATASET
     }
+
+
+def length_tables(records: Sequence[Record]) -> list[Table]:
+    """Tables by images seen: accuracy of every row, confirmatory contrasts, changes of all other rows."""
+    return [_accuracy_table(records), _contrast_table(records), _exploratory_table(records)]
+
+
+def _accuracy_table(records: Iterable[Record]) -> Table:
+    """Mean test accuracy with its range and number of seeds."""
+    lengths = rows_by_length(records)
+    rows = [name for name in VARIANTS if any(name in found for found in lengths.values())]
+    lines = [(VARIANTS[name].title, *(_accuracy(found.get(name, {})) for found in lengths.values())) for name in rows]
+    head = ("row", *(f"{images:,} images" for images in lengths))
+    return Table("accuracy_by_length", "Test accuracy by images seen: mean (range, seeds)", head, tuple(lines))
+
+
+def _accuracy(seeds: Mapping[int, Correct]) -> str:
+    means = [float(correct.mean()) for correct in seeds.values()]
+    if not means:
+        return NONE
+    return f"{sum(means) / len(means):.1f} ({min(means):.1f}-{max(means):.1f}, {len(means)})"
+
+
+def _contrast_table(records: Iterable[Record]) -> Table:
+    """Value with 95 % interval over seeds and test images, slope, and verdict over lengths."""
+    found = curves(records)
+    lengths = sorted({p.images for curve in found.values() for p in curve.points})
+    head = ("contrast", "paper", *(f"{images:,} images" for images in lengths), "per tripling", "in trend")
+    lines = [
+        (
+            curve.contrast.title,
+            f"{curve.contrast.paper:+.1f}",
+            *(_judged(curve, images) for images in lengths),
+            _slope(curve.slope),
+            _trend(curve),
+        )
+        for curve in found.values()
+    ]
+    title = "Contrasts in points by images seen: value [95 %], seeds, verdict by the adjusted interval"
+    return Table("contrast_by_length", title, head, tuple(lines))
+
+
+def _exploratory_table(records: Iterable[Record]) -> Table:
+    """Changes of the rows outside the confirmatory contrasts from their references, without verdicts."""
+    lengths = rows_by_length(records)
+    confirmatory = {row for contrast in CONTRASTS.values() for row in contrast.weights}
+    rows = [name for name in VARIANTS if name not in confirmatory and any(name in found for found in lengths.values())]
+    lines = []
+    for name in rows:
+        variant = VARIANTS[name]
+        change = LengthContrast(variant.title, {name: 1, variant.reference: -1}, 0.0, "equivalent")
+        points = {p.images: p for p in points_of(change, lengths)}
+        lines.append((variant.title, variant.reference, *(_point_text(points.get(images)) for images in lengths)))
+    head = ("row", "minus", *(f"{images:,} images" for images in lengths))
+    return Table("exploratory_by_length", "Exploratory changes in points: value [95 %], seeds", head, tuple(lines))
+
+
+def _judged(curve: Curve, images: int) -> str:
+    for point, verdict in zip(curve.points, curve.verdicts, strict=True):
+        if point.images == images:
+            return f"{_point_text(point)}, {verdict}"
+    return NONE
+
+
+def _point_text(found: CurvePoint | None) -> str:
+    if found is None:
+        return NONE
+    return f"{found.estimate.value:+.2f}{_interval(found.estimate, 1.0)}, {found.estimate.n}"
+
+
+def _slope(found: Estimate | None) -> str:
+    return NONE if found is None else f"{found.value * LOG_THREE:+.2f}{_interval(found, LOG_THREE)}"
+
+
+def _interval(estimate: Estimate, factor: float) -> str:
+    ends = estimate.interval()
+    return "" if ends is None else f" [{ends[0] * factor:+.2f}, {ends[1] * factor:+.2f}]"
+
+
+def _trend(curve: Curve) -> str:
+    """Verdict with its lengths and the size as a share of the paper's; for equivalence whether it differs from 0."""
+    if len(curve.deciding) < 2:
+        return "undecided; needs two lengths with three seeds"
+    last = curve.deciding[-1].estimate
+    lengths = " and ".join(f"{p.images:,}" for p in curve.deciding)
+    if curve.contrast.claim == "equivalent":
+        ends = last.interval()
+        apart = ends is not None and (ends[0] > 0 or ends[1] < 0)
+        return f"{curve.trend} at {lengths}; differs from 0: {'yes' if apart else 'no'}"
+    return f"{curve.trend} at {lengths}; {last.value / curve.contrast.paper:.0%} of the paper's"

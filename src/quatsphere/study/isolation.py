@@ -1,7 +1,7 @@
-"""Only the targeted component changed: checked, not believed.
+"""Check that a variant differs from its reference only in the component it targets.
 
-A row and the row it is compared with must have the same settings but for those the row names, the same parameters and
-initial values but for what the row declares (`Touch`), and the same data order, augmentation, targets and dropout keys.
+Settings must be equal except for those the variant names; parameters and initial values except for what it declares
+(`AllowedStateChange`); data order, augmentation, targets and dropout keys must be equal.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
-from quatsphere.models import Model, build_model
+from quatsphere.models import build_model
 from quatsphere.study.plan import Cell, flat_settings
-from quatsphere.study.variants import Touch, Variant, find_variant
+from quatsphere.study.variants import AllowedStateChange, Variant, find_variant
 from quatsphere.train.batches import Batches
 from quatsphere.train.run import fit_to_data, load_data
 
 BY_MODEL = ("model.", "train.patience", "train.compile", "optim.peak_lr")
-"""Settings that another model brings with it: its fields, the full horizon of baselines, the rate of its own search."""
-LOOKED_AT = ((0, 0), (0, 1), (1, 0))
-"""(epoch, step) of the batches whose content is compared."""
+"""Settings that differ between models: their fields, the baselines' patience, learning rates from their own search."""
+COMPARED_BATCHES = ((0, 0), (0, 1), (1, 0))
+"""(epoch, step) of the batches whose contents are compared."""
 
 
 def check_cells(cells: Sequence[Cell], references: Callable[[Cell], Cell]) -> dict[str, list[str]]:
-    """row on data set -> what it changes beyond its declaration, for the first cell of every row."""
+    """`data set.row` -> undeclared differences from the reference, for the first cell of every row."""
     first = {(cell.dataset, cell.variant): cell for cell in reversed(cells)}
     datasets = {name: load_data(cell.config.data, lambda message: None) for (name, _), cell in first.items()}
     return {
@@ -40,16 +40,20 @@ def check_cells(cells: Sequence[Cell], references: Callable[[Cell], Cell]) -> di
 
 
 def find_differences(cell: Cell, reference: Cell, variant: Variant, dataset: Dataset) -> list[str]:
-    """What differs between a cell and its reference beyond what the variant declares; empty if nothing does."""
+    """Differences between a cell and its reference that the variant does not declare."""
     return [
         *setting_differences(cell.config, reference.config, variant),
         *batch_differences(cell.config, reference.config, dataset),
-        *([] if variant.touch.whole else state_differences(cell.config, reference.config, variant.touch, dataset)),
+        *(
+            []
+            if variant.state.other_model
+            else state_differences(cell.config, reference.config, variant.state, dataset)
+        ),
     ]
 
 
 def setting_differences(config: RunConfig, reference: RunConfig, variant: Variant) -> Iterator[str]:
-    """Settings that differ although the variant does not name them."""
+    """Settings that differ and are not named by the variant."""
     own, other = flat_settings(config), flat_settings(reference)
     for key in {**own, **other}:
         by_model = config.model.name != reference.model.name and key.startswith(BY_MODEL)
@@ -58,45 +62,51 @@ def setting_differences(config: RunConfig, reference: RunConfig, variant: Varian
 
 
 def batch_differences(config: RunConfig, reference: RunConfig, dataset: Dataset) -> Iterator[str]:
-    """Batches whose images, order, targets or dropout keys are not the reference's, bit for bit."""
-    for place in LOOKED_AT:
-        own, other = (batch_digest(each, dataset, *place) for each in (config, reference))
+    """Batches whose images, order, targets or dropout keys differ from the reference's in any bit."""
+    for epoch, step in COMPARED_BATCHES:
+        own, other = (batch_digest(each, dataset, epoch, step) for each in (config, reference))
         if own != other:
-            yield f"batch (epoch {place[0]}, step {place[1]}) differs"
+            yield f"batch (epoch {epoch}, step {step}) differs"
 
 
 def batch_digest(config: RunConfig, dataset: Dataset, epoch: int, step: int) -> str:
-    """SHA-256 of everything the model is given in one step."""
+    """SHA-256 of all inputs of one training step."""
     train = config.train
     batches = Batches(dataset, config.data, train.seed, train.batch_size, train.label_smoothing)
     batch = batches.batch(epoch, step, torch.device("cpu"))
     return tensor_digest((batch.images, batch.targets, batch.labels, batch.keys, batch.samples))
 
 
-def state_differences(config: RunConfig, reference: RunConfig, touch: Touch, dataset: Dataset) -> Iterator[str]:
-    """Parameters and buffers that are missing, new, reshaped or started otherwise without being declared."""
-    own, other = (start_of(fit_to_data(each, dataset)) for each in (config, reference))
+def state_differences(
+    config: RunConfig, reference: RunConfig, allowed: AllowedStateChange, dataset: Dataset
+) -> Iterator[str]:
+    """Undeclared parameters and buffers that are missing, new, reshaped or initialised differently."""
+    own, other = (build_model(fit_to_data(each, dataset).model, seed=each.train.seed) for each in (config, reference))
     parameters = [{name for name, _ in model.named_parameters()} for model in (own, other)]
     for name in sorted(parameters[1] - parameters[0]):
-        if not _fits(name, touch.removes):
+        if not _matches_any(name, allowed.removes):
             yield f"parameter {name} is gone"
     for name in sorted(parameters[0] - parameters[1]):
-        if not _fits(name, touch.adds):
+        if not _matches_any(name, allowed.adds):
             yield f"parameter {name} is new"
     changed = set(changed_values(own.state_dict(), other.state_dict()))
     for name in sorted(changed):
-        if not _fits(name, (*touch.restarts, *touch.removes)):
-            yield f"{name} starts otherwise"
+        if not _matches_any(name, (*allowed.reinitialises, *allowed.removes)):
+            yield f"{name} has other initial values"
     shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (own, other)]
     for name in sorted(parameters[0] & parameters[1]):
         if shapes[0][name] != shapes[1][name]:
             yield f"parameter {name} has shape {tuple(shapes[0][name])}, in the reference {tuple(shapes[1][name])}"
-    yield from _unused(touch, parameters[1] - parameters[0], parameters[0] - parameters[1], changed)
+    yield from _unused(allowed, parameters[1] - parameters[0], parameters[0] - parameters[1], changed)
 
 
-def _unused(touch: Touch, gone: set[str], new: set[str], changed: set[str]) -> Iterator[str]:
-    """A declared difference that does not exist is a mistake in the declaration."""
-    declared = {"remove": (touch.removes, gone), "add": (touch.adds, new), "restart": (touch.restarts, changed)}
+def _unused(allowed: AllowedStateChange, gone: set[str], new: set[str], changed: set[str]) -> Iterator[str]:
+    """Declared differences that do not exist."""
+    declared = {
+        "remove": (allowed.removes, gone),
+        "add": (allowed.adds, new),
+        "reinitialise": (allowed.reinitialises, changed),
+    }
     for verb, (patterns, names) in declared.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -104,15 +114,10 @@ def _unused(touch: Touch, gone: set[str], new: set[str], changed: set[str]) -> I
 
 
 def changed_values(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[str]:
-    """Names in both states whose initial values differ, by hash."""
+    """Names in both states whose initial values differ."""
     for name in own.keys() & other.keys():
         if tensor_digest((own[name],)) != tensor_digest((other[name],)):
             yield name
-
-
-def start_of(config: RunConfig) -> Model:
-    """The model of a configuration before training."""
-    return build_model(config.model, seed=config.train.seed)
 
 
 def tensor_digest(tensors: Iterable[Tensor]) -> str:
@@ -124,5 +129,5 @@ def tensor_digest(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,18 +1,25 @@
-"""What is kept of a finished cell: the numbers that tables and claims need, small enough for version control."""
+"""Records of finished cells: accuracies, trajectory and diagnostics of the trained model."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from quatsphere.config import RunConfig
-from quatsphere.storage.checkpoint import load_best
+from quatsphere.diagnostics import diagnose
+from quatsphere.errors import CheckpointError
+from quatsphere.models import build_model
+from quatsphere.storage.checkpoint import load_best, read_pointer
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.study.plan import flat_settings
+from quatsphere.study.plan import flat_settings, make_config
+from quatsphere.study.results import Results
+from quatsphere.study.scales import data_location
+from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.provenance import commit, processor, versions
+from quatsphere.train.run import fit_to_data, load_data
 
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")
@@ -31,12 +38,19 @@ FROM_RESULT = (
     "images_seen",
     "predictions",
 )
+"""Fields copied from the run's result."""
+DIAGNOSED_SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")
+"""Sections of the diagnosis that claims need."""
+TRACED_IMAGES = 128
+"""Validation images whose traces are diagnosed."""
+EVALUATED_IMAGES = 2000
+"""Maximum number of training images without augmentation, and of validation images, that are evaluated."""
 
 
 def finished_record(
     identity: dict[str, Any], config: RunConfig, run: RunFolder, result: dict[str, Any]
 ) -> dict[str, Any]:
-    """The record of a cell that trained to its end."""
+    """Record of a cell that trained to its end."""
     return {
         **_head(identity, "finished", config),
         **{name: result[name] for name in FROM_RESULT},
@@ -51,13 +65,13 @@ def finished_record(
 
 
 def diverged_record(identity: dict[str, Any], config: RunConfig, run: RunFolder, reason: str) -> dict[str, Any]:
-    """The record of a cell whose numbers stopped being finite: a result too, and the same at every repetition."""
-    about = {"reason": reason, "commit": commit(), "versions": versions(), "processor": processor()}
-    return {**_head(identity, "diverged", config), **about, "trajectory": trajectory(run)}
+    """Record of a cell whose numbers stopped being finite: also a result, since it repeats exactly."""
+    facts = {"reason": reason, "commit": commit(), "versions": versions(), "processor": processor()}
+    return {**_head(identity, "diverged", config), **facts, "trajectory": trajectory(run)}
 
 
 def _head(identity: dict[str, Any], status: str, config: RunConfig) -> dict[str, Any]:
-    """Which cell it is; where a machine keeps its data is its own affair."""
+    """Identity and settings of a cell, without the machine's data folder."""
     settings = {key: value for key, value in flat_settings(config).items() if key != "data.root"}
     return {**identity, "status": status, "config": settings}
 
@@ -78,3 +92,70 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """Diagnose the weights of the best validation accuracy of a finished run."""
+    dataset = load_data(config.data, lambda message: None)
+    best = load_best(run.checkpoints)
+    if best.meta["fingerprint"] != dataset.fingerprint:
+        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data-root")
+    config = fit_to_data(config, dataset)
+    model = build_model(config.model, seed=config.train.seed)
+    restore_weights(model, best.weights, say=lambda message: None)
+    found = diagnose(
+        model,
+        dataset,
+        images=TRACED_IMAGES,
+        accuracy_images=EVALUATED_IMAGES,
+        seed=config.train.seed,
+        only=DIAGNOSED_SECTIONS,
+    )
+    return summarise_diagnosis(found)
+
+
+def summarise_diagnosis(found: dict[str, Any]) -> dict[str, Any]:
+    """Values of a diagnosis that claims are decided on; values that a model lacks are left out."""
+    shells = found["coverage"].get("shells", [])
+    values = {
+        "steps": [step["name"] for step in found["steps"]],
+        "clean_train_accuracy": found["accuracy"]["train"]["accuracy"],
+        "clean_val_accuracy": found["accuracy"]["held_out"]["accuracy"],
+        "entropy": found["routing"].get("entropy"),
+        "peak": found["routing"].get("peak"),
+        "orientation_spread": found["spread"].get("orientation"),
+        "score_spread": found["spread"].get("score"),
+        **{f"beta_{name}": found["beta"].get(name) for name in ("mean", "min", "max")},
+        "drift": found["drift"].get("angle"),
+        "displacement": [shell["displacement"]["mean"] for shell in shells if shell["displacement"]],
+        "energy": [shell["energy"] for shell in shells],
+        "energy_start": [shell["start"]["energy"] for shell in shells if shell["start"]],
+        "nearest_min": [shell["nearest"]["min"] for shell in shells],
+        "spacing": [shell["spacing"] for shell in shells],
+        "agreement": [min(pairs.values()) for pairs in found["graphs"].get("agreement", [])],
+    }
+    return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def add_diagnostics(
+    results: Results, data_root: str | None, *, again: bool = False, note: Callable[[str], None] = print
+) -> tuple[int, int]:
+    """Diagnose finished cells that have no diagnostics, or all with `again`.
+
+    Returns the number of cells diagnosed and the number whose weights are gone.
+    """
+    results.require()
+    diagnosed = without_weights = 0
+    with results.open():
+        for record in results.finished():
+            if record["status"] != "finished" or (record.get("diagnostics") and not again):
+                continue
+            run = results.run(record["cell"])
+            if read_pointer(run.checkpoints, "best") is None or not any(run.checkpoints.glob("step-*")):
+                without_weights += 1
+                continue
+            config = make_config({**record["config"], "data.root": data_location(record["dataset"], data_root)})
+            results.write(record["cell"], {**record, "diagnostics": diagnose_run(run, config)})
+            diagnosed += 1
+            note(f"{record['cell']}: measured")
+    return diagnosed, without_weights

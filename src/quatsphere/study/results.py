@@ -1,41 +1,41 @@
-"""A results folder: one small JSON file per finished cell, whole or not there, named by the cell; runs beside them.
+"""A results folder: one small JSON file per finished cell, written atomically, and the run folders of the cells.
 
-cells/<cell>.json   what tables and claims read; small, to be kept under version control
-settings/<id>.json  the configurations of cells, each once: cells that differ in their seed alone share one
-plans.json          which cells each plan asked for
-runs/<cell>/        the run folders; large, ignored by git, may be deleted when all cells are finished
+cells/<cell>.json   records that tables and claims read; small enough for version control
+settings/<id>.json  configurations of the cells, each stored once: cells that differ only in their seed share one
+plans.json          cells of every plan that was started here
+runs/<cell>/        run folders; large, ignored by git, may be deleted when all cells are finished
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.checkpoint import read_pointer
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.study.plan import Cell, flat_settings, make_config
-from quatsphere.train.provenance import MAY_CHANGE
+from quatsphere.study.statistics import MIN_SEEDS
 
-Record = dict[str, Any]
-LARGEST = 64 << 20
-FORMAT = 2
-"""1 had the configuration inside each cell's file."""
+Record = Mapping[str, Any]
+"""A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""
+AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
+MAX_BYTES = 64 << 20
+RECORD_FORMAT = 2
+"""Format 1 had the configuration inside each cell's file."""
 SEED = "train.seed"
-"""The setting that a cell does not share with its siblings; a record has it beside its configuration."""
-UNTRACKED = "runs/\n.lock\n"
-"""What `.gitignore` in a results folder says."""
+"""The setting that is stored in the record and not in the shared file of settings."""
+GITIGNORE = "runs/\n.lock\n"
 
 
 class Results:
-    """The finished cells of a study and where the unfinished ones are."""
+    """Finished cells of a study and the run folders of unfinished ones."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -45,7 +45,7 @@ class Results:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder and be its only runner."""
+        """Create the folder and lock it for writing."""
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             self.settings.mkdir(exist_ok=True)
@@ -56,60 +56,62 @@ class Results:
             atomic.remove_leftovers(self.cells)
             atomic.remove_leftovers(self.settings)
             if not (self.path / ".gitignore").exists():
-                atomic.write_text(self.path / ".gitignore", UNTRACKED)
+                atomic.write_text(self.path / ".gitignore", GITIGNORE)
             yield
 
     def require(self) -> None:
-        """ConfigError unless the folder holds results."""
+        """Raise ConfigError unless the folder holds results."""
         if not self.cells.is_dir():
             raise ConfigError(
                 f"no results in {self.path} (looked for cells/); name the folder of 'study run --results'"
             )
 
-    def remember(self, plan: str, cells: Sequence[Cell]) -> None:
-        """Add the cells that a plan asked for, so that `status` knows what is missing."""
-        known = self.asked()
-        merged = list(dict.fromkeys([*known.get(plan, []), *(cell.id for cell in cells)]))
-        atomic.write_json(self.path / "plans.json", {**known, plan: merged})
+    def add_to_plan(self, plan: str, cells: Sequence[str]) -> None:
+        """Add cells to the list of a plan."""
+        planned = self.planned()
+        merged = list(dict.fromkeys([*planned.get(plan, []), *cells]))
+        atomic.write_json(self.path / "plans.json", {**planned, plan: merged})
 
-    def asked(self) -> dict[str, list[str]]:
-        """plan -> ids of its cells, as far as it was ever started here."""
+    def planned(self) -> dict[str, list[str]]:
+        """plan -> ids of its cells, for every plan that was started here."""
         path = self.path / "plans.json"
-        return dict(_read(path)) if path.exists() else {}
+        return _read(path) if path.exists() else {}
 
     def file(self, cell: str) -> Path:
-        """Where a finished cell's numbers are."""
+        """Path of a finished cell's record."""
         return self.cells / f"{cell}.json"
 
     def run(self, cell: str) -> RunFolder:
-        """The run folder of a cell."""
+        """Run folder of a cell."""
         return RunFolder(self.runs / cell, lambda message: None)
 
     def write(self, cell: str, record: Record) -> None:
-        """Keep a finished cell: in one step, under its own name, so that it is never half there and never twice; after
-        its settings, so that it never names what is not there."""
-        text = _lines({key: value for key, value in record["config"].items() if key != SEED})
-        name = _name(text.encode())
+        """Store a finished cell atomically, its settings first so that the record never refers to a missing file."""
+        text = _to_json({key: value for key, value in record["config"].items() if key != SEED})
+        name = _settings_id(text.encode())
         atomic.write_text(self.settings / f"{name}.json", text)
-        atomic.write_text(self.file(cell), _lines(_tidy({**record, "format": FORMAT, "config": name})))
+        values = {**record, "format": RECORD_FORMAT, "config": name}
+        rounded = {key: _rounded(atomic.finite(value)) for key, value in values.items()}
+        atomic.write_text(self.file(cell), _to_json(rounded))
 
-    def read(self, cell: str) -> Record | None:
-        """A finished cell, or None."""
+    def read(self, cell: str) -> dict[str, Any] | None:
+        """Record of a finished cell, or None."""
         path = self.file(cell)
-        return self._whole(path) if path.exists() else None
+        return self._read_record(path) if path.exists() else None
 
-    def finished(self) -> list[Record]:
-        """All finished cells, by name."""
-        return [self._whole(path) for path in sorted(self.cells.glob("*.json")) if not atomic.is_leftover(path.name)]
+    def finished(self) -> list[dict[str, Any]]:
+        """Records of all finished and diverged cells, sorted by name."""
+        paths = sorted(self.cells.glob("*.json"))
+        return [self._read_record(path) for path in paths if not atomic.is_leftover(path.name)]
 
-    def _whole(self, path: Path) -> Record:
-        """A record with its configuration."""
+    def _read_record(self, path: Path) -> dict[str, Any]:
+        """Read a record and insert its configuration."""
         record = _read(path)
         if not isinstance(record.get("config"), str):
             return record
         file = self.settings / f"{record['config']}.json"
-        text = read_regular(file, LARGEST) if file.is_file() else b""
-        if _name(text) != file.stem:
+        text = read_regular(file, MAX_BYTES) if file.is_file() else b""
+        if _settings_id(text) != file.stem:
             state = "were changed" if text else "are missing"
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
@@ -117,52 +119,80 @@ class Results:
         return {**record, "config": {**json.loads(text), SEED: record["seed"]}}
 
     def drop_weights(self, cell: str, keep: str) -> None:
-        """Delete checkpoints of a finished cell: all but the best one, or all."""
+        """Delete the checkpoints of a finished cell except those to keep: `best`, `all` or `none`."""
         folder = self.run(cell).checkpoints
         best = read_pointer(folder, "best")
         for path in folder.glob("step-*") if keep != "all" else ():
             if not (keep == "best" and path == best) and not atomic.is_leftover(path.name):
                 atomic.remove_folder(path)
 
+    def status(self) -> dict[str, Any]:
+        """Cells of every plan by state, and the epochs that unfinished cells have trained so far (`begun`)."""
+        self.require()
+        state = {record["cell"]: record["status"] for record in self.finished()}
+        planned = self.planned()
+        cells = dict.fromkeys(cell for ids in planned.values() for cell in ids)
+        begun = {
+            cell: len(self.run(cell).read_metrics())
+            for cell in cells
+            if cell not in state and self.run(cell).config.is_file()
+        }
+        plans = {
+            plan: {
+                "cells": ids,
+                "finished": [cell for cell in ids if state.get(cell) == "finished"],
+                "diverged": [cell for cell in ids if state.get(cell) == "diverged"],
+                "begun": [cell for cell in ids if cell in begun],
+                "missing": [cell for cell in ids if cell not in state and cell not in begun],
+            }
+            for plan, ids in planned.items()
+        }
+        return {"plans": plans, "begun": begun, "cells": len(state)}
 
-def differing_settings(stored: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Settings in which a finished cell is not the one asked for; a field younger than the cell counts as default."""
-    asked = flat_settings(config)
-    defaults = flat_settings(make_config({"model.name": config.model.name}))
-    return [
-        f"{key}: {stored.get(key, defaults[key])!r} there, {value!r} now"
-        for key, value in asked.items()
-        if key not in MAY_CHANGE and stored.get(key, defaults[key]) != value
-    ]
+
+def read_records(folder: str | Path) -> list[dict[str, Any]]:
+    """Records of all finished and diverged cells of a folder; ConfigError if it holds no results."""
+    results = Results(folder)
+    results.require()
+    return results.finished()
 
 
-def require_same_cell(record: Record, cell: Cell) -> None:
-    """A finished cell may only be skipped if it is the same experiment."""
-    differing = differing_settings(record["config"], cell.config)
-    if differing:
-        raise ConfigError(
-            f"cell {cell.id} was finished with other settings ({'; '.join(differing[:6])}); "
-            "use another --results, or delete its file to train it again"
-        )
+def at_one_length(records: Sequence[AnyRecord]) -> list[AnyRecord]:
+    """Cells of one training length, for tables that do not distinguish lengths.
+
+    It is the greatest length with three seeds of the full model, or the greatest if there is none; cells whose name
+    contains no length are always kept.
+    """
+    full_cells: dict[int, int] = {}
+    for record in records:
+        epochs = _length_in_name(record)
+        if epochs is not None:
+            full_cells[epochs] = full_cells.get(epochs, 0) + (record["variant"] == "full")
+    if len(full_cells) < 2:
+        return list(records)
+    chosen = max(full_cells, key=lambda epochs: (full_cells[epochs] >= MIN_SEEDS, epochs))
+    return [record for record in records if _length_in_name(record) in (None, chosen)]
 
 
-def _lines(record: Record) -> str:
-    """JSON with a key per line."""
+def _length_in_name(record: Record) -> int | None:
+    """Epochs in a cell's name."""
+    found = re.search(r"\.e(\d+)\.s\d+$", record["cell"])
+    return None if found is None else int(found[1])
+
+
+def _to_json(record: Record) -> str:
+    """JSON with one key per line."""
     values = {key: json.dumps(value, allow_nan=False, separators=(",", ":")) for key, value in record.items()}
     return "{\n" + ",\n".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "\n}\n"
 
 
-def _name(settings: bytes) -> str:
-    """What a file of settings is called: the first digits of its hash."""
+def _settings_id(settings: bytes) -> str:
+    """Name of a file of settings: the first digits of its hash."""
     return sha256_bytes(settings)[:12]
 
 
-def _tidy(record: Record) -> Record:
-    """Numbers to seven digits, nothing that is not finite."""
-    return {key: _rounded(atomic.finite(value)) for key, value in record.items()}
-
-
 def _rounded(value: Any) -> Any:
+    """Round floats to seven digits."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, dict):
@@ -170,9 +200,9 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_regular(path, LARGEST))
+        content = json.loads(read_regular(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"damaged result ({path}: {error}); delete the file and run the plan again") from error
     if not isinstance(content, dict):

@@ -1,44 +1,147 @@
-"""Run a plan: skip what is finished, go on with what was interrupted, keep one row per finished cell."""
+"""Run a plan: train its unfinished cells, each in a separate process, on this machine or on a Ray cluster.
+
+On a Ray cluster (extra `cluster`) each cell is a task, retried on another node if its node dies. The results folder
+should be on a disk that all nodes see under the same path: a retried cell then resumes, otherwise it starts again.
+Only the runner writes results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
+from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
-from quatsphere.study.launch import Launcher, Outcome, Watcher
-from quatsphere.study.plan import Cell, flat_settings
-from quatsphere.study.results import Results, require_same_cell
-from quatsphere.study.worker import Request
+from quatsphere.errors import ConfigError
+from quatsphere.study.plan import Cell, flat_settings, make_config
+from quatsphere.study.results import Record, Results
+from quatsphere.study.worker import CellRequest
+from quatsphere.train.provenance import MAY_CHANGE
 from quatsphere.train.run import load_data, require_trainable
 
-KEEP = ("best", "all", "none")
-"""Checkpoints of a finished cell that stay: the best one, so that it can be looked into later; all; or none."""
+WORKER_COMMAND = (sys.executable, "-m", "quatsphere.study.worker")
+"""Command of a worker process."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+RETRIES = 5
+"""Number of retries of a cell on a Ray cluster after its node died."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a cell: a record, or the reason for its failure in one line."""
+
+    request: CellRequest
+    record: dict[str, Any] | None
+    error: str = ""
+
+
+class StudyObserver:
+    """Progress callbacks, called from several threads; the base class ignores them."""
+
+    def started(self, cell: str) -> None:
+        """Called when a cell starts or resumes."""
+
+    def progress(self, cell: str, done: int, total: int, speed: float) -> None:
+        """Called with the steps done, the total number of steps, and images per second."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Called when a cell has finished or failed."""
+
+
+class Launcher(Protocol):
+    """Trains cells and yields their outcomes as they finish."""
+
+    jobs: int
+    """Number of cells trained at a time."""
+
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
+        """Train all cells, in this order as far as resources allow."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a start of the runner ended."""
+    """Result of running a plan."""
 
     finished: int
     skipped: int
     failed: dict[str, str]
 
 
+def run_plan(
+    name: str,
+    cells: Sequence[Cell],
+    results: Results,
+    launcher: Launcher,
+    observer: StudyObserver | None = None,
+    *,
+    keep_weights: str = "best",
+) -> Summary:
+    """Train all unfinished cells; a failing cell is reported and does not stop the others.
+
+    `keep_weights` selects the checkpoints of finished cells that are kept: `best`, `all` or `none`.
+    """
+    observer = observer or StudyObserver()
+    with results.open():
+        todo = unfinished(cells, results)
+        results.add_to_plan(name, [cell.id for cell in cells])
+        for cell in cells:
+            if cell not in todo:
+                results.drop_weights(cell.id, keep_weights)
+        failed: dict[str, str] = {}
+        for outcome in launcher.run([make_request(cell, results) for cell in todo], observer):
+            if outcome.record is None:
+                failed[outcome.request.id] = outcome.error
+            else:
+                results.write(outcome.request.id, outcome.record)
+                results.drop_weights(outcome.request.id, keep_weights)
+            observer.ended(outcome)
+        return Summary(len(todo) - len(failed), len(cells) - len(todo), failed)
+
+
 def unfinished(cells: Sequence[Cell], results: Results) -> list[Cell]:
-    """Cells without a result; a result with other settings is an error, not a reason to skip."""
+    """Cells without a record; ConfigError if a record has other settings than its cell."""
     todo = []
     for cell in cells:
         record = results.read(cell.id)
         if record is None:
             todo.append(cell)
         else:
-            require_same_cell(record, cell)
+            require_same_settings(record, cell)
     return todo
 
 
-def require_ready(cells: Sequence[Cell]) -> None:
-    """Load every data set of the cells once: a missing file or package is one error, not one for each cell."""
+def require_same_settings(record: Record, cell: Cell) -> None:
+    """Raise ConfigError if a finished cell was trained with other settings."""
+    differing = differing_settings(record["config"], cell.config)
+    if differing:
+        raise ConfigError(
+            f"cell {cell.id} was finished with other settings ({'; '.join(differing[:6])}); "
+            "use another --results, or delete its file to train it again"
+        )
+
+
+def differing_settings(stored: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Settings that differ from stored ones; a setting that was added since counts as stored with its default."""
+    defaults = flat_settings(make_config({"model.name": config.model.name}))
+    return [
+        f"{key}: {stored.get(key, defaults[key])!r} there, {value!r} now"
+        for key, value in flat_settings(config).items()
+        if key not in MAY_CHANGE and stored.get(key, defaults[key]) != value
+    ]
+
+
+def require_data(cells: Sequence[Cell]) -> None:
+    """Load every data set of the cells, so that a missing file or package is reported once and before training."""
     loaded: dict[tuple[str, str | None], Dataset] = {}
     for config in (cell.config for cell in cells):
         source = config.data.name, config.data.root
@@ -47,41 +150,172 @@ def require_ready(cells: Sequence[Cell]) -> None:
         require_trainable(config.train, loaded[source])
 
 
-def run_plan(
-    name: str,
-    cells: Sequence[Cell],
-    results: Results,
-    launcher: Launcher,
-    watcher: Watcher | None = None,
-    *,
-    keep_weights: str = "best",
-) -> Summary:
-    """Train all unfinished cells; a failing one is reported and does not stop the others."""
-    watcher = watcher or Watcher()
-    with results.open():
-        todo = unfinished(cells, results)
-        results.remember(name, cells)
-        for cell in cells:
-            if cell not in todo:
-                results.drop_weights(cell.id, keep_weights)
-        requests = [request_of(cell, results) for cell in todo]
-        failed: dict[str, str] = {}
-        for outcome in launcher.run(requests, watcher):
-            keep(outcome, results, keep_weights)
-            if outcome.record is None:
-                failed[outcome.request.id] = outcome.error
-            watcher.ended(outcome)
-        return Summary(len(todo) - len(failed), len(cells) - len(todo), failed)
-
-
-def keep(outcome: Outcome, results: Results, keep_weights: str) -> None:
-    """Write the row of a finished cell, then let go of checkpoints nobody needs."""
-    if outcome.record is not None:
-        results.write(outcome.request.id, outcome.record)
-        results.drop_weights(outcome.request.id, keep_weights)
-
-
-def request_of(cell: Cell, results: Results) -> Request:
-    """What a worker is asked."""
+def make_request(cell: Cell, results: Results) -> CellRequest:
+    """Request to a worker process."""
     run = str(results.run(cell.id).path.absolute())
-    return Request(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
+    return CellRequest(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
+
+
+def make_launcher(name: str, jobs: int | None, threads: int | None) -> Launcher:
+    """`ray`, or `local` with a number of jobs (default: one per GPU, or as many as the cores can run)."""
+    if name == "ray":
+        return RayLauncher()
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpus = torch.cuda.device_count()
+    return LocalLauncher(jobs or gpus or (1 if threads is None else max(1, cores // threads)), gpus)
+
+
+class LocalLauncher:
+    """Runs `jobs` processes at a time on this machine, assigned to its GPUs in turn."""
+
+    def __init__(self, jobs: int, gpus: int = 0) -> None:
+        self.jobs, self.gpus = jobs, gpus
+        self.slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.workers = WorkerPool()
+
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
+        """Yield outcomes; closing the generator makes the running cells save and stop."""
+        for slot in range(self.jobs):
+            self.slots.put(slot)
+        with ThreadPoolExecutor(self.jobs) as pool:
+            waiting = {pool.submit(self._run_cell, request, observer) for request in requests}
+            try:
+                while waiting:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            finally:
+                for future in waiting:
+                    future.cancel()
+                self.workers.stop()
+
+    def _run_cell(self, request: CellRequest, observer: StudyObserver) -> Outcome:
+        """Train one cell on a free slot."""
+        slot = self.slots.get()
+        observer.started(request.id)
+        gpu = {"CUDA_VISIBLE_DEVICES": str(slot % self.gpus)} if self.gpus else {}
+        try:
+            return run_worker(request, lambda *values: observer.progress(request.id, *values), gpu, self.workers)
+        finally:
+            self.slots.put(slot)
+
+
+class WorkerPool:
+    """Running worker processes; after `stop`, processes that are added later are stopped at once."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
+        self.stopping = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def registered(self, worker: subprocess.Popen[str]) -> Iterator[None]:
+        """Register a process while it runs."""
+        with self._lock:
+            self.running.add(worker)
+            if self.stopping:
+                _close_stdin(worker)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.running.discard(worker)
+
+    def stop(self) -> None:
+        """Close stdin of all workers, which makes them save and exit."""
+        with self._lock:
+            self.stopping = True
+            for worker in self.running:
+                _close_stdin(worker)
+
+
+def _close_stdin(worker: subprocess.Popen[str]) -> None:
+    assert worker.stdin is not None
+    with contextlib.suppress(OSError):
+        worker.stdin.close()
+
+
+def run_worker(
+    request: CellRequest,
+    progress: Callable[[int, int, float], None],
+    environment: dict[str, str] | None = None,
+    workers: WorkerPool | None = None,
+) -> Outcome:
+    """Train one cell in a new process and wait for it; its stderr is appended to `<run folder>.log`."""
+    threads = request.settings.get("train.threads")
+    limits = {} if threads is None else dict.fromkeys(THREADS, str(threads))
+    log = Path(f"{request.run}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as errors:
+        worker = subprocess.Popen(
+            WORKER_COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **limits, **(environment or {})},
+            start_new_session=True,
+        )
+    answer: dict[str, Any] = {}
+    with (workers or WorkerPool()).registered(worker):
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # stdin is closed if the pool is stopping
+            worker.stdin.write(request.to_line())
+            worker.stdin.flush()
+        for line in worker.stdout:
+            answer = json.loads(line)
+            if "done" in answer:
+                progress(answer["done"], answer["total"], answer["speed"])
+        code = worker.wait()
+    if "record" in answer:
+        return Outcome(request, answer["record"])
+    return Outcome(request, None, answer.get("error") or f"its process ended with code {code}; see {log}")
+
+
+class RayLauncher:
+    """Runs as many cells at a time as the cluster has GPUs or CPUs for; RAY_ADDRESS names a running cluster."""
+
+    def __init__(self) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError("--launcher ray needs Ray; pip install 'quatsphere[cluster]'") from error
+        self.ray: Any = ray
+        if not self.ray.is_initialized():
+            self.ray.init(log_to_driver=False)
+        resources = self.ray.cluster_resources()
+        self.gpus = int(resources.get("GPU", 0))
+        self.jobs = self.gpus or max(1, int(resources.get("CPU", 1)))
+
+    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
+        """Yield outcomes; closing the generator cancels the remaining tasks."""
+        waiting = {self._submit(request): request for request in requests}
+        try:
+            while waiting:
+                done, _ = self.ray.wait(list(waiting), num_returns=1)
+                yield self._collect(done[0], waiting.pop(done[0]))
+        finally:
+            for task in waiting:
+                self.ray.cancel(task, force=True)
+
+    def _submit(self, request: CellRequest) -> Any:
+        """Queue one cell with the number of threads it needs."""
+        cpus = request.settings.get("train.threads") or 1
+        task = self.ray.remote(num_cpus=cpus, num_gpus=1 if self.gpus else 0, max_retries=RETRIES)(_run_on_node)
+        return task.remote(asdict(request))
+
+    def _collect(self, task: Any, request: CellRequest) -> Outcome:
+        """Outcome of a finished task, or of one whose node died too often."""
+        try:
+            record, error = self.ray.get(task)
+        except self.ray.exceptions.RayError as lost:
+            return Outcome(request, None, " ".join(str(lost).split())[:200])
+        return Outcome(request, record, error)
+
+
+def _run_on_node(request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Run the usual worker process on a node; it ends when Ray's own process does."""
+    outcome = run_worker(CellRequest(**request), lambda done, total, speed: None)
+    return outcome.record, outcome.error

@@ -1,10 +1,10 @@
-"""From the numbers of single cells to estimates with intervals, paired by seed.
+"""Estimates with intervals from the values of single cells, paired by seed.
 
-The model is y_{row,seed} = row + seed + noise. A seed decides initial weights, data order and augmentation of every row
-alike, so it is a block. With few seeds the noise has one variance for all cells of a data set, which is estimated from
-the residuals of the least-squares fit; with two rows that is the paired t-test. With ENOUGH seeds the differences
-between rows tell their own variances and covariances, which need not be those of others: two rows that compute nearly
-the same move together, and their difference is known better than one noise for all would have it.
+The model is y_{row,seed} = row + seed + noise. A seed determines initial weights, data order and augmentation of every
+row, so it is a block. With few seeds the noise has one variance for all cells of a data set, estimated from the
+residuals of the least-squares fit; with two rows that is the paired t-test. With OWN_VARIANCE_SEEDS or more, each
+difference between rows has its own variance and covariances: the difference of two rows that compute nearly the same
+has a smaller variance than one common noise would give.
 """
 
 from __future__ import annotations
@@ -12,61 +12,64 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from quatsphere.errors import ConfigError
 
+Verdict = Literal["holds", "fails", "undecided"]
 Samples = Mapping[str, Mapping[int, float]]
 """row -> seed -> value."""
-LEAST = 3
-"""Seeds below which nothing is decided."""
+MIN_SEEDS = 3
+"""Minimum number of seeds for a verdict."""
 LEVEL = 0.05
-"""Significance of every test; intervals cover 1 - LEVEL."""
-ENOUGH = 12
-"""Seeds of every difference from which on its variance is its own."""
+"""Significance level of every test; intervals cover 1 - LEVEL."""
+OWN_VARIANCE_SEEDS = 12
+"""Minimum number of seeds for a difference to have its own variance."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a contrast: its value, its standard error, and the degrees of freedom of that."""
+    """A mean or a contrast with its standard error and the degrees of freedom of that error."""
 
     value: float
     error: float
     freedom: float
     n: int
-    """Seeds it rests on."""
-    least: float | None = None
-    most: float | None = None
+    """Number of seeds; the smallest one if the parts have different numbers."""
+    minimum: float | None = None
+    maximum: float | None = None
     """Range over the seeds."""
-    even: bool = True
-    """Whether all of its parts rest on n seeds; else n is the least."""
+    balanced: bool = True
+    """Whether all parts have n seeds."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
-        """The two-sided t-interval; none where the variance is not known."""
+        """Two-sided t-interval; None if the variance is unknown."""
         if self.freedom < 1:
             return None
         half = t_quantile(1 - level / 2, self.freedom) * self.error
         return self.value - half, self.value + half
 
     def equivalence(self, margin: float) -> float:
-        """p of the two one-sided tests: small means that the value lies within +-margin."""
+        """p-value of the two one-sided tests of |value| < margin."""
         return max(self.above(-margin), self.below(margin))
 
     def seeds_to_clear(self, distance: float, level: float = LEVEL) -> int | None:
-        """About how many seeds it takes for the interval to end within this distance, if the value stays as it is; of
-        parts with unlike numbers of seeds nothing is said."""
-        if self.freedom < 1 or distance <= 0 or not self.even:
+        """Approximate number of seeds with which the interval ends within this distance if the value stays the same.
+
+        None if the distance is not positive, or the parts have different numbers of seeds.
+        """
+        if self.freedom < 1 or distance <= 0 or not self.balanced:
             return None
         return math.ceil(self.n * (t_quantile(1 - level / 2, self.freedom) * self.error / distance) ** 2)
 
     def above(self, limit: float) -> float:
-        """p of the one-sided test: small means that the value is above the limit."""
+        """p-value of the one-sided test of value > limit."""
         return self._tail(self.value - limit)
 
     def below(self, limit: float) -> float:
-        """p of the one-sided test: small means that the value is below the limit."""
+        """p-value of the one-sided test of value < limit."""
         return self._tail(limit - self.value)
 
     def _tail(self, distance: float) -> float:
@@ -95,28 +98,28 @@ def pooled_variance(samples: Samples) -> tuple[float, int]:
     return float(np.square(values - design @ solution).sum()) / freedom, freedom
 
 
-def contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
+def estimate_contrast(samples: Samples, weights: Mapping[str, float]) -> Estimate | None:
     """Σ weight * row; weights sum to zero, so the seeds' effects cancel.
 
-    A difference has weights 1 and -1, an interaction 1, -1, -1, 1. With few seeds: over those that all rows have, with
-    variance Σ weight² σ² / n and σ² pooled over all cells. With ENOUGH: as a sum of differences from the row with the
-    most seeds (of several the one that weighs most), see `_by_own_variance`.
+    A difference has weights 1 and -1, an interaction 1, -1, -1, 1. With few seeds the sum is over those that all rows
+    have, with variance Σ weight² σ² / n and σ² pooled over all cells. With OWN_VARIANCE_SEEDS it is a sum of
+    differences from the row with the most seeds (of several, the one with the largest weight).
     """
     if abs(sum(weights.values())) > 1e-9:
         raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
     common = by_seed(samples, weights)
     if not common:
         return None
-    limits = min(common.values()), max(common.values())
+    extremes = min(common.values()), max(common.values())
     reference = max(weights, key=lambda row: (len(samples[row]), abs(weights[row])))
     differences = [_paired(samples, row, reference) for row in weights if row != reference]
-    if min(map(len, differences)) >= ENOUGH:
-        shares = [weight for row, weight in weights.items() if row != reference]
-        return _by_own_variance(differences, shares, limits)
+    if min(map(len, differences)) >= OWN_VARIANCE_SEEDS:
+        others = [weight for row, weight in weights.items() if row != reference]
+        return _with_own_variance(differences, others, extremes)
     variance, freedom = pooled_variance(samples)
     spread = sum(weight**2 for weight in weights.values())
     error = math.sqrt(spread * variance / len(common)) if freedom else math.nan
-    return Estimate(sum(common.values()) / len(common), error, freedom, len(common), *limits)
+    return Estimate(sum(common.values()) / len(common), error, freedom, len(common), *extremes)
 
 
 def by_seed(samples: Samples, weights: Mapping[str, float]) -> dict[int, float]:
@@ -127,37 +130,38 @@ def by_seed(samples: Samples, weights: Mapping[str, float]) -> dict[int, float]:
 
 def _paired(samples: Samples, row: str, reference: str) -> dict[int, float]:
     """seed -> row minus reference, over the seeds that both have."""
-    there = samples[reference]
-    return {seed: value - there[seed] for seed, value in samples[row].items() if seed in there}
+    other = samples[reference]
+    return {seed: value - other[seed] for seed, value in samples[row].items() if seed in other}
 
 
-def _by_own_variance(
-    differences: Sequence[Mapping[int, float]], shares: Sequence[float], limits: tuple[float, float]
+def _with_own_variance(
+    differences: Sequence[Mapping[int, float]], weights: Sequence[float], extremes: tuple[float, float]
 ) -> Estimate:
-    """Σ share * mean of a difference, each over all of its own seeds, as a sum over seeds of y = Σ share * value / n.
+    """Σ weight * mean of a difference, each over all of its seeds, as a sum over seeds of y = Σ weight * value / n.
 
-    Seeds are independent, and those that have the same differences are alike: a group g of m_g seeds adds m_g s_g² with
-    the variance s_g² of its y to that of the sum, and Welch gives the degrees of freedom. Where all seeds have all
-    differences that is the paired t-test. A seed without its like tells no variance and is left out.
+    Seeds are independent, and seeds with the same set of differences are identically distributed: a group g of m_g
+    seeds adds m_g s_g² to the variance of the sum, with the variance s_g² of its y, and Welch's formula gives the
+    degrees of freedom. If all seeds have all differences this is the paired t-test. Groups of one seed are left out.
     """
     groups: dict[tuple[bool, ...], list[int]] = {}
     for seed in sorted(set.union(*map(set, differences))):
-        groups.setdefault(tuple(seed in of for of in differences), []).append(seed)
+        groups.setdefault(tuple(seed in values for values in differences), []).append(seed)
     kept = [seeds for seeds in groups.values() if len(seeds) > 1]
     used = set[int]().union(*kept)
-    differences = [{seed: value for seed, value in of.items() if seed in used} for of in differences]
-    terms = [(share / len(of), of) for share, of in zip(shares, differences, strict=True)]
-    y = {seed: math.fsum(share * of.get(seed, 0.0) for share, of in terms) for seed in used}
+    differences = [{seed: value for seed, value in values.items() if seed in used} for values in differences]
+    terms = [(weight / len(values), values) for weight, values in zip(weights, differences, strict=True)]
+    y = {seed: math.fsum(factor * values.get(seed, 0.0) for factor, values in terms) for seed in used}
     parts = [(len(seeds), len(seeds) * float(np.var([y[seed] for seed in seeds], ddof=1))) for seeds in kept]
     variance = math.fsum(part for _, part in parts)
     spread = math.fsum(part**2 / (count - 1) for count, part in parts)
     freedom = variance**2 / spread if spread > 0 else float(min(count for count, _ in parts) - 1)
-    counts = {len(of) for of in differences}
-    return Estimate(math.fsum(y.values()), math.sqrt(variance), freedom, min(counts), *limits, even=len(counts) == 1)
+    counts = {len(values) for values in differences}
+    value, error = math.fsum(y.values()), math.sqrt(variance)
+    return Estimate(value, error, freedom, min(counts), *extremes, balanced=len(counts) == 1)
 
 
 def mean(values: Mapping[int, float]) -> Estimate | None:
-    """A row's own mean over its seeds, with the row's own standard deviation: here the seeds' effects count."""
+    """Mean of a row over its seeds with the row's own standard deviation, which includes the effect of the seeds."""
     if not values:
         return None
     numbers = list(values.values())
@@ -168,12 +172,12 @@ def mean(values: Mapping[int, float]) -> Estimate | None:
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """Student's t below which a share `probability` lies."""
+    """Quantile of Student's t distribution."""
     return float(_special().stdtrit(freedom, probability))
 
 
 def t_cdf(value: float, freedom: float) -> float:
-    """Share of Student's t below a value."""
+    """Cumulative distribution function of Student's t distribution."""
     return float(_special().stdtr(freedom, value))
 
 

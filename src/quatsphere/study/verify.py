@@ -1,9 +1,9 @@
-"""Train a finished cell again and compare; check that stored numbers agree with each other."""
+"""Retrain a finished cell and compare; check that the stored numbers of cells are consistent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,34 +14,33 @@ from quatsphere.errors import ConfigError
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import finished_record
-from quatsphere.study.results import Results
-from quatsphere.study.scales import place_of
+from quatsphere.study.results import Record, Results
+from quatsphere.study.scales import data_location
 from quatsphere.train import Choices, Reporter, train
 from quatsphere.train.evaluation import unpack_indices
 
-Record = Mapping[str, Any]
 NOISE = 1.96 * math.sqrt(2) * 0.007
-"""Accuracies of two trainings that differ in rounding alone differ by less than this, 95 times of 100: the standard
-deviation of a cell is 0.7 points (plan `lite`, differences between seeds)."""
+"""95 % limit of the difference in accuracy between two trainings that differ only in rounding; the standard deviation
+of a cell is 0.7 points (plan `lite`, differences between seeds)."""
 SAME_BITS = ("processor", "threads")
-"""Facts of a record that must agree before equal weights can be expected, beside the version of torch."""
+"""Fields that, with the version of torch, must be equal for bit-identical weights to be expected."""
 
 
 def retrain(
     results: Results, cell: str, run_dir: Path, data_root: str | None, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Train a cell again with its stored settings and seed, and compare; an interrupted start is resumed."""
+    """Train a cell again with its stored settings and seed, and compare; an interrupted retraining is resumed."""
     record = results.read(cell)
     if record is None or record["status"] != "finished":
         raise ConfigError(f"no finished cell {cell!r} in {results.path}; see 'quatsphere study status'")
-    config = make_config({**record["config"], "data.root": place_of(record["dataset"], data_root)})
+    config = make_config({**record["config"], "data.root": data_location(record["dataset"], data_root)})
     result = train(config, run_dir, Choices(resume=True), reporter)
     identity = {key: record[key] for key in ("cell", "dataset", "variant", "seed")}
-    return compare(record, finished_record(identity, config, RunFolder(run_dir), result))
+    return compare_records(record, finished_record(identity, config, RunFolder(run_dir), result))
 
 
-def compare(stored: Record, again: Record) -> dict[str, Any]:
-    """Weights by hash, accuracy by the noise of a cell, predictions image by image."""
+def compare_records(stored: Record, again: Record) -> dict[str, Any]:
+    """Compare weights by hash, accuracy within the noise of a cell, predictions image by image."""
     low, high = stored["test_accuracy"] - NOISE, stored["test_accuracy"] + NOISE
     alike = stored["versions"]["torch"] == again["versions"]["torch"]
     alike &= all(stored.get(key) == again.get(key) for key in SAME_BITS)
@@ -61,17 +60,31 @@ def compare(stored: Record, again: Record) -> dict[str, Any]:
     return {**facts, "verified": bool(same or (within and not facts["bits_expected"]))}
 
 
-def inconsistencies(results: Results) -> dict[str, str]:
-    """cell -> what disagrees in its file: predictions against accuracy and against accuracy by class."""
-    found = {}
-    for record in results.finished():
-        fault = _fault(record)
-        if fault is not None:
-            found[record["cell"]] = fault
-    return found
+def describe_comparison(found: Record) -> str:
+    """Result of `compare_records` as a few lines of text."""
+    stored, again = found["test_accuracy"]
+    low, high = found["interval"]
+    if found["same_weights"]:
+        weights = "the same weights, bit for bit"
+    else:
+        why = "although processor, threads and torch are the same" if found["bits_expected"] else "on another system"
+        weights = f"other weights, {why}"
+    same = found["same_predictions"]
+    lines = [
+        f"{found['cell']}: {weights}",
+        f"test accuracy {again:.4f}, stored {stored:.4f} (other machines: {low:.4f} to {high:.4f})",
+        *([] if same is None else [f"the same prediction on {same:.2%} of the test images"]),
+    ]
+    return "\n".join(lines)
 
 
-def _fault(record: Record) -> str | None:
+def inconsistencies(records: Iterable[Record]) -> dict[str, str]:
+    """cell -> contradiction between its predictions and its accuracies."""
+    found = {record["cell"]: _inconsistency(record) for record in records}
+    return {cell: fault for cell, fault in found.items() if fault is not None}
+
+
+def _inconsistency(record: Record) -> str | None:
     if record["status"] != "finished" or not {"predictions", "test_counts"} <= record.keys():
         return None
     counts = record["test_counts"]

@@ -1,7 +1,8 @@
-"""One cell in a process of its own: `python -m quatsphere.study.worker`, asked and answering in lines of JSON.
+"""Training of one cell in a separate process: `python -m quatsphere.study.worker`.
 
-The first line on stdin is the request. After it stdin stays open as long as whoever asked lives: its end, by whatever
-death, makes the training save and stop, so no cell is ever trained by two.
+The process reads a request as one line of JSON from stdin and writes lines of JSON to stdout: progress, then `record`
+or `error`. Stdin stays open as long as the parent lives; when it closes, for whatever reason, the training saves and
+stops, so that no cell is ever trained by two processes.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
 from quatsphere.runtime import keep_freed_memory
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.study.measure import measure_run
 from quatsphere.study.plan import make_config
-from quatsphere.study.record import diverged_record, finished_record
+from quatsphere.study.record import diagnose_run, diverged_record, finished_record
 from quatsphere.train import Choices, Progress, Reporter, train
 
-PATIENCE = 60.0
-"""Seconds to wait for a predecessor that is still saving."""
-NEWS_SECONDS = 1.0
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for an earlier worker of the same cell that is still saving."""
+PROGRESS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
+class CellRequest:
     """A cell to train: its identity, its settings as `group.field` -> value, and its run folder."""
 
     id: str
@@ -47,7 +47,7 @@ class Request:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a record starts with."""
+        """First fields of the record."""
         return {"cell": self.id, "dataset": self.dataset, "variant": self.variant, "seed": self.seed}
 
     def to_line(self) -> str:
@@ -55,57 +55,57 @@ class Request:
         return json.dumps(asdict(self)) + "\n"
 
 
-class News(Reporter):
-    """Tells the asking process about steps, about once a second, and everything else to the log."""
+class WorkerReporter(Reporter):
+    """Sends progress to the parent process about once a second, and notes to the log."""
 
     def __init__(self) -> None:
-        self.told = 0.0
+        self.last_sent = 0.0
         self.speed = 0.0
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        """Steps done and to do, and the speed as it has been lately."""
+        """Send the steps done, the total, and the smoothed speed."""
         self.speed = images_per_second if not self.speed else 0.95 * self.speed + 0.05 * images_per_second
-        if time.monotonic() - self.told >= NEWS_SECONDS:
-            self.told = time.monotonic()
-            say({"done": progress.step, "total": steps * epochs, "speed": round(self.speed, 1)})
+        if time.monotonic() - self.last_sent >= PROGRESS_SECONDS:
+            self.last_sent = time.monotonic()
+            send({"done": progress.step, "total": steps * epochs, "speed": round(self.speed, 1)})
 
     def note(self, message: str) -> None:
-        """To the log."""
+        """Write to the log."""
         print(message, file=sys.stderr, flush=True)
 
 
-def say(message: dict[str, Any]) -> None:
-    """One line to the asking process, if it still listens."""
+def send(message: dict[str, Any]) -> None:
+    """Write one line to the parent process, if it still exists."""
     with contextlib.suppress(OSError):
         print(json.dumps(message), file=sys.__stdout__, flush=True)
 
 
-def make_cell(request: Request, reporter: Reporter | None = None) -> dict[str, Any]:
-    """Train the cell, or go on with it, or find it finished; its record."""
+def train_cell(request: CellRequest, reporter: Reporter | None = None) -> dict[str, Any]:
+    """Train or resume a cell, or find it finished, and return its record."""
     config = make_config(request.settings)
     run = RunFolder(request.run)
     Path(request.run).parent.mkdir(parents=True, exist_ok=True)
-    with alone(Path(f"{request.run}.lock")):
+    with exclusive(Path(f"{request.run}.lock")):
         try:
             result = train(config, request.run, Choices(resume=True), reporter)
         except NumericsError as error:
             return diverged_record(request.identity, config, run, str(error))
-        return {**finished_record(request.identity, config, run, result), "diagnostics": look(run, config)}
+        return {**finished_record(request.identity, config, run, result), "diagnostics": _diagnostics(run, config)}
 
 
-def look(run: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """The inside of the trained model; a failure here is logged and costs these numbers, never the cell."""
+def _diagnostics(run: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """Diagnostics of the trained model; a failure is logged and does not affect the rest of the record."""
     try:
-        return measure_run(run, config)
+        return diagnose_run(run, config)
     except Exception:
         traceback.print_exc()
         return {}
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait until no other worker has this cell: a predecessor whose runner was killed may still be saving."""
-    until = time.monotonic() + PATIENCE
+def exclusive(path: Path) -> Iterator[None]:
+    """Lock a cell; an earlier worker whose runner was killed may still be saving."""
+    until = time.monotonic() + LOCK_TIMEOUT
     with open(path, "a") as file:
         while True:
             try:
@@ -113,13 +113,13 @@ def alone(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise CheckpointError(f"another worker does not let go of {path}; end it first") from None
+                    raise CheckpointError(f"another worker holds {path}; end it first") from None
                 time.sleep(0.1)
         yield
 
 
 def stop_with_parent() -> None:
-    """Stop politely when stdin ends: the asking process is gone or wants us gone."""
+    """Send SIGTERM to this process when stdin closes."""
 
     def wait() -> None:
         while sys.stdin.readline():
@@ -130,20 +130,20 @@ def stop_with_parent() -> None:
 
 
 def main() -> int:
-    """Answer one request: news, then `record` or `error`."""
+    """Serve one request: progress, then `record` or `error`."""
     keep_freed_memory()
-    request = Request(**json.loads(sys.stdin.readline()))
-    sys.stdout = sys.stderr  # what a library prints belongs in the log
+    request = CellRequest(**json.loads(sys.stdin.readline()))
+    sys.stdout = sys.stderr  # output of libraries belongs in the log
     stop_with_parent()
     try:
-        say({"record": make_cell(request, News())})
+        send({"record": train_cell(request, WorkerReporter())})
         return 0
     except QuatsphereError as error:
-        say({"error": " ".join(str(error).split())})
+        send({"error": " ".join(str(error).split())})
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        say({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+        send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
         return 1
 
 

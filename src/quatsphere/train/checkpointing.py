@@ -95,7 +95,7 @@ def restore_weights(
         raise CheckpointError(f"{bad} holds values that are not finite; use an older checkpoint")
     model.load_state_dict({name: _unit(name, value, repair, say) for name, value in weights.items()})
     for shell in (module for module in model.modules() if isinstance(module, Shell)):
-        shell.settle()  # saved on their radii: projecting once more would move last bits of those that rest
+        shell.mark_projected()  # saved on their radii: projecting once more would move last bits of those that rest
 
 
 def _unit(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) -> Tensor:

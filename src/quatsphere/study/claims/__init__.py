@@ -1,9 +1,8 @@
-"""The claims ledger: every quantitative statement of the paper as data, and what decides it."""
+"""The claims ledger: every quantitative statement of the paper as data, with the rule that decides it."""
 
-from quatsphere.study.claims.claim import Claim, Finding
-from quatsphere.study.claims.decide import decide
-from quatsphere.study.claims.ledger_static import STATIC
-from quatsphere.study.claims.ledger_trained import TRAINED
+from quatsphere.study.claims.claim import Claim, Finding, decide
+from quatsphere.study.claims.static import STATIC
+from quatsphere.study.claims.trained import TRAINED
 
 CLAIMS: tuple[Claim, ...] = (*STATIC, *TRAINED)
 

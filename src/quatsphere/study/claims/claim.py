@@ -1,42 +1,48 @@
-"""What a claim is, what it needs, and what comes out when it is decided."""
+"""Claims, the requirements that a results folder must meet before they are decided, and their verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from quatsphere.study.claims.evidence import Evidence
-from quatsphere.study.datasets import title_of
+from quatsphere.study.claims.evidence import Evidence, decay_sum
+from quatsphere.study.plan import base_settings
+from quatsphere.study.results import Record
+from quatsphere.study.scales import SCALES, dataset_title
+from quatsphere.study.statistics import Verdict
+from quatsphere.study.variants import find_variant
+from quatsphere.train.provenance import MAY_CHANGE
 
-Verdict = Literal["holds", "fails", "undecided"]
 Number = float | tuple[float, ...] | str | None
+NOT_SIZE = MAY_CHANGE | {"train.seed", "model.budget"}
+"""Settings that do not count when a cell is compared with the paper's size."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict with the numbers it rests on."""
+    """A verdict with the numbers that support it."""
 
     verdict: Verdict
     why: str = ""
-    """Why it is undecided, or what was found and on which data."""
+    """Reason for an undecided verdict, or a remark."""
     n: int = 0
     ours: Number = None
     interval: tuple[float, float] | None = None
 
 
 class Rule(Protocol):
-    """What decides a claim."""
+    """Decides a claim."""
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The verdict on this evidence."""
+        """Return the verdict on this evidence."""
 
 
-class Need(Protocol):
-    """A condition on the runs without which a claim cannot be decided."""
+class Requirement(Protocol):
+    """A condition on the cells without which a claim stays undecided."""
 
     def missing(self, evidence: Evidence) -> str:
-        """What is missing, in words; empty if nothing is."""
+        """Describe what is missing; empty if the condition is met."""
 
 
 @dataclass(frozen=True)
@@ -45,31 +51,31 @@ class Claim:
 
     id: str
     section: str
-    """The label of the section, table or figure in the paper."""
+    """Label of the section, table or figure in the paper."""
     statement: str
     paper: Number
     """The paper's value, in the paper's unit."""
-    form: Literal["mean", "single", "range", "stated", "exact", "cited"]
-    """What the value is: a mean of seeds, one run, a range, words without a count, arithmetic, or another paper's."""
+    form: Literal["mean", "single", "range", "stated", "exact"]
+    """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
     n: int | None
     """Runs behind the paper's value, where it says so."""
     rule: Rule
     kind: Literal["static", "trained"] = "trained"
-    needs: Sequence[Need] = ()
+    requires: Sequence[Requirement] = ()
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The verdict, or what is missing; a data set that stands for the paper's is named."""
-        if self.kind == "trained" and not evidence.has(self.dataset):
-            return Finding("undecided", f"no {title_of(self.dataset)} cells")
+        """Apply the rule; undecided if there are no cells or a requirement is not met."""
+        if self.kind == "trained" and not evidence.has_cells(self.dataset):
+            return Finding("undecided", f"no {dataset_title(self.dataset)} cells")
         found = self.rule.decide(evidence)
         if not found.n:
             return found
-        missing = "; ".join(text for need in self.needs if (text := need.missing(evidence)))
+        missing = "; ".join(text for requirement in self.requires if (text := requirement.missing(evidence)))
         if missing:
             return replace(found, verdict="undecided", why=missing)
-        used = evidence.dataset(self.dataset)
-        note = "" if used == self.dataset else f"judged on {title_of(used)}"
-        return replace(found, why="; ".join(filter(None, (found.why, note))))
+        used = evidence.available_dataset(self.dataset)
+        remark = "" if used == self.dataset else f"judged on {dataset_title(used)}"
+        return replace(found, why="; ".join(filter(None, (found.why, remark))))
 
     @property
     def dataset(self) -> str:
@@ -77,7 +83,7 @@ class Claim:
         return str(getattr(getattr(self.rule, "quantity", self.rule), "dataset", "cifar10"))
 
     def to_json(self, found: Finding) -> dict[str, Any]:
-        """The claim and its verdict as plain values."""
+        """Return the claim and its verdict as plain values."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -92,3 +98,76 @@ class Claim:
             "paper_n": self.n,
             "interval": found.interval,
         }
+
+
+def decide(claims: Iterable[Claim], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Decide all claims on the finished cells; see `Claim.to_json` for the fields."""
+    evidence = Evidence(records)
+    return [claim.to_json(claim.decide(evidence)) for claim in claims]
+
+
+@dataclass(frozen=True)
+class PaperSize:
+    """The cells of a row have the paper's model, data and length."""
+
+    row: str = "full"
+    dataset: str = "cifar10"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Compare every setting that the row does not change with the paper's."""
+        variant = find_variant(self.row)
+        paper = base_settings(SCALES["paper"], self.dataset, variant.model)
+        settings = [record["config"] for record in evidence.row_records(self.dataset, self.row).values()]
+        compared = [key for key in paper if key not in NOT_SIZE and key not in variant.changes]
+        same = all(each.get(key) == paper[key] for each in settings for key in compared)
+        is_papers = evidence.available_dataset(self.dataset) == self.dataset
+        return "" if settings and same and is_papers else "needs the paper's size"
+
+
+@dataclass(frozen=True)
+class MinDecay:
+    """Weight decay had time to act: the sum of learning rate x weight decay over the steps reaches a minimum."""
+
+    minimum: float
+    row: str = "full"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Compare with the cell that has the smallest sum."""
+        smallest = min(map(decay_sum, evidence.row_records("cifar10", self.row).values()), default=0.0)
+        return "" if smallest >= self.minimum else f"needs sum of lr * wd >= {self.minimum:g}, has {smallest:.2g}"
+
+
+@dataclass(frozen=True)
+class MinEpochs:
+    """Every cell of a row trained for a minimum number of epochs."""
+
+    minimum: int
+    row: str = "full"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Compare with the shortest cell."""
+        records = evidence.row_records("cifar10", self.row).values()
+        shortest = min((record["epochs"] for record in records), default=0)
+        return "" if shortest >= self.minimum else f"needs {self.minimum} epochs, has {shortest}"
+
+
+@dataclass(frozen=True)
+class PaperGpu:
+    """Never met: speeds of the paper's code on its GPU cannot be compared with speeds of other code elsewhere."""
+
+    name: str = "RTX A6000"
+
+    def missing(self, evidence: Evidence) -> str:
+        """Return the reason."""
+        return f"not comparable: the paper timed its own code on one {self.name}"
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """Never met: the result depends on a detail that the paper leaves open."""
+
+    detail: str
+
+    def missing(self, evidence: Evidence) -> str:
+        """Return the reason."""
+        return f"open: depends on {self.detail}"

@@ -1,18 +1,26 @@
-"""What decides a claim: comparisons of cells with intervals, measured properties, arithmetic. Nothing below n = 3."""
+"""Rules that decide claims: intervals of estimates, ranges over seeds, arithmetic.
+
+No rule about trained cells decides anything with fewer than three seeds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from quatsphere.study.claims.claim import Finding, Number
 from quatsphere.study.claims.evidence import ACCURACIES, Evidence
-from quatsphere.study.statistics import LEAST, LEVEL, Estimate, by_seed, contrast, mean
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, by_seed, estimate_contrast, mean
+
+SEVERITY = ("fails", "undecided", "holds")
+"""Verdicts, worst first."""
 
 
 def difference(row: str, reference: str) -> dict[str, float]:
-    """row minus reference."""
+    """Weights of row - reference."""
     return {row: 1.0, reference: -1.0}
 
 
@@ -23,161 +31,177 @@ class Contrast:
     weights: Mapping[str, float]
     metric: str = "test"
     dataset: str = "cifar10"
-    common: bool = False
-    """Only over the seeds that all rows have, with the variance of the sum itself however few they are."""
+    own_variance: bool = False
+    """Use only the seeds that all rows have, with the variance of the sum itself even if there are few."""
 
     def estimate(self, evidence: Evidence) -> Estimate | None:
-        """Its value; where a variance is pooled, that of an accuracy over all rows, of other metrics over these."""
+        """Estimate the sum; a pooled variance covers all rows for accuracies, only these rows for other metrics."""
         samples = evidence.samples(self.dataset, self.metric)
-        if self.common:
+        if self.own_variance:
             return mean(by_seed(samples, self.weights))
         if self.metric not in ACCURACIES:
             samples = {row: samples[row] for row in self.weights if row in samples}
-        return contrast(samples, self.weights)
+        return estimate_contrast(samples, self.weights)
 
-    def absent(self, evidence: Evidence) -> Finding:
-        """No common seed: which rows are missing."""
+    def no_data(self, evidence: Evidence) -> Finding:
+        """Finding for rows without a common seed."""
         samples = evidence.samples(self.dataset, self.metric)
         rows = [row for row in self.weights if row not in samples] or list(self.weights)
-        return Finding("undecided", f"no cells of {', '.join(rows)} on {evidence.dataset(self.dataset)}")
+        return Finding("undecided", f"no cells of {', '.join(rows)} on {evidence.available_dataset(self.dataset)}")
 
 
 @dataclass(frozen=True)
 class RowMean:
-    """A measure of one row, its mean over the seeds with the row's own variance."""
+    """Mean of a metric of one row over its seeds, with the row's own variance."""
 
     metric: str
     row: str = "full"
     dataset: str = "cifar10"
 
     def estimate(self, evidence: Evidence) -> Estimate | None:
-        """Its value."""
+        """Estimate the mean."""
         return mean(evidence.samples(self.dataset, self.metric).get(self.row, {}))
 
-    def absent(self, evidence: Evidence) -> Finding:
-        """No cells, or cells without this measure."""
-        what = "cells" if not evidence.of(self.dataset, self.row) else f"measure '{self.metric}'"
-        return Finding("undecided", f"no {what} of {self.row} on {evidence.dataset(self.dataset)}")
+    def no_data(self, evidence: Evidence) -> Finding:
+        """Finding for a row without cells, or whose cells lack the metric."""
+        what = "cells" if not evidence.row_records(self.dataset, self.row) else f"measure '{self.metric}'"
+        return Finding("undecided", f"no {what} of {self.row} on {evidence.available_dataset(self.dataset)}")
 
 
 Quantity = Contrast | RowMean
 
 
-def judge(found: Estimate, *, holds: float, fails: float, otherwise: str) -> Finding:
-    """A verdict from two p-values: of the claim, and of its opposite."""
-    numbers = (found.n, found.value, found.interval())
-    if found.n < LEAST:
-        return Finding("undecided", f"n = {found.n}, needs {LEAST}", *numbers)
-    if found.freedom < 1:
-        return Finding("undecided", "no variance known", *numbers)
-    if holds < LEVEL:
-        return Finding("holds", "", *numbers)
-    return Finding("fails", "", *numbers) if fails < LEVEL else Finding("undecided", otherwise, *numbers)
-
-
-def more_seeds(found: Estimate, *counts: int | None) -> str:
-    """What is wanted when an interval does not clear a limit: the least of these numbers of seeds."""
-    seeds = min((count for count in counts if count is not None), default=0)
-    return f"more seeds needed (about {seeds:,})" if seeds > found.n else "more seeds needed"
-
-
 @dataclass(frozen=True)
-class Below:
-    """A quantity lies below a limit: the row loses, or the interaction is negative."""
+class LiesBetween:
+    """A quantity lies between two limits, of which one may be infinite.
+
+    With one finite limit the claim holds when the 95 % interval lies on the claimed side; with two it holds by two
+    one-sided tests at 5 % each. It fails when the 95 % interval lies below `refuted_below` or above `refuted_above`
+    (by default the limits themselves) and it does not hold.
+    """
 
     quantity: Quantity
-    limit: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    refuted_below: float = -math.inf
+    refuted_above: float = math.inf
+    comparisons: int = 1
+    """Number of claims tested together; refutations are adjusted by Bonferroni's rule."""
 
     def decide(self, evidence: Evidence) -> Finding:
-        """When the interval lies on one side of the limit."""
+        """Test the claim, then its refutation."""
         found = self.quantity.estimate(evidence)
         if found is None:
-            return self.quantity.absent(evidence)
-        seeds = found.seeds_to_clear(abs(found.value - self.limit))
-        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, seeds)}"
-        return judge(found, holds=2 * found.below(self.limit), fails=2 * found.above(self.limit), otherwise=otherwise)
+            return self.quantity.no_data(evidence)
+        numbers = (found.n, found.value, found.interval())
+        if found.n < MIN_SEEDS:
+            return Finding("undecided", f"n = {found.n}, needs {MIN_SEEDS}", *numbers)
+        if found.freedom < 1:
+            return Finding("undecided", "no variance known", *numbers)
+        p_holds = max(found.above(self.low), found.below(self.high)) * (1 if self.two_sided else 2)
+        p_refuted = 2 * self.comparisons * min(found.below(self.refuted_below), found.above(self.refuted_above))
+        if min(p_holds, p_refuted) >= LEVEL:
+            return Finding("undecided", f"{self._not_cleared()}: {self._seeds_needed(found)}", *numbers)
+        verdict: Finding = Finding("holds" if p_holds < LEVEL else "fails", "", *numbers)
+        if not self.is_equivalence or p_refuted >= LEVEL:
+            return verdict
+        within = "within" if verdict.verdict == "holds" else "not shown to be within"
+        return replace(verdict, why=f"{within} {self.margin_text()} of 0; differs from 0 by {found.value:+.2f}")
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether both limits are finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def is_equivalence(self) -> bool:
+        """Whether the claim is "no effect": any difference from 0 refutes it, unless it is within the limits."""
+        return self.refuted_below == self.refuted_above == 0
+
+    def margin_text(self) -> str:
+        """`1 point` or `0.5 points`."""
+        return f"{self.high:g} point" + ("" if self.high == 1 else "s")
+
+    def share_within(self, interval: tuple[float, float] | None) -> float:
+        """Share of an interval on the claimed side of the only finite limit; beyond 0 or 1 where it is clear of it."""
+        start, end = interval or (-math.inf, math.inf)
+        if not math.isfinite(end - start) or end == start:
+            return 0.0
+        return ((self.high - start) if math.isfinite(self.high) else (end - self.low)) / (end - start)
+
+    def _not_cleared(self) -> str:
+        if self.is_equivalence:
+            return f"neither within +-{self.high:g} nor away from 0"
+        limits = [self.high, self.low, self.refuted_above, self.refuted_below]
+        finite = dict.fromkeys(f"{limit:g}" for limit in limits if math.isfinite(limit))
+        return f"the interval contains {' or '.join(finite) if self.two_sided else ' and '.join(finite)}"
+
+    def _seeds_needed(self, found: Estimate) -> str:
+        """Smallest number of seeds that would decide the claim if the value stayed as it is."""
+        inside = min(found.value - self.low, self.high - found.value)
+        outside = max(self.refuted_below - found.value, found.value - self.refuted_above)
+        counts = (
+            found.seeds_to_clear(inside, 2 * LEVEL if self.two_sided else LEVEL),
+            found.seeds_to_clear(outside, LEVEL / self.comparisons),
+        )
+        seeds = min((count for count in counts if count is not None), default=0)
+        return f"more seeds needed (about {seeds:,})" if seeds > found.n else "more seeds needed"
+
+
+def below(quantity: Quantity, limit: float = 0.0) -> LiesBetween:
+    """quantity < limit."""
+    return LiesBetween(quantity, high=limit, refuted_above=limit)
+
+
+def above(quantity: Quantity, limit: float = 0.0) -> LiesBetween:
+    """quantity > limit."""
+    return LiesBetween(quantity, low=limit, refuted_below=limit)
+
+
+def costs(quantity: Quantity, points: float) -> LiesBetween:
+    """quantity < 0; refuted when a loss of half the paper's `points` is ruled out."""
+    return LiesBetween(quantity, high=0.0, refuted_above=-points / 2)
+
+
+def equivalent(quantity: Quantity, margin: float, comparisons: int = 1) -> LiesBetween:
+    """|quantity| < margin; refuted by any difference from 0 that is not shown to be within the margin."""
+    return LiesBetween(quantity, -margin, margin, 0.0, 0.0, comparisons)
+
+
+def near(quantity: Quantity, value: float, margin: float) -> LiesBetween:
+    """|quantity - value| < margin."""
+    low, high = value - margin, value + margin
+    return LiesBetween(quantity, low, high, low, high)
 
 
 @dataclass(frozen=True)
-class Above:
-    """A quantity lies above a limit."""
+class All:
+    """Several one-sided rules: holds if all hold, fails if one fails; the numbers are those of the worst."""
 
-    quantity: Quantity
-    limit: float = 0.0
+    rules: tuple[LiesBetween, ...]
 
     def decide(self, evidence: Evidence) -> Finding:
-        """When the interval lies on one side of the limit."""
-        found = self.quantity.estimate(evidence)
-        if found is None:
-            return self.quantity.absent(evidence)
-        seeds = found.seeds_to_clear(abs(found.value - self.limit))
-        otherwise = f"the interval holds {self.limit:g}: {more_seeds(found, seeds)}"
-        return judge(found, holds=2 * found.above(self.limit), fails=2 * found.below(self.limit), otherwise=otherwise)
+        """Return the worst finding; of several undecided ones the one whose interval is least on its side."""
+        found = [(rule, rule.decide(evidence)) for rule in self.rules]
+        order = [(SEVERITY.index(each.verdict), rule.share_within(each.interval)) for rule, each in found]
+        return found[order.index(min(order))][1]
 
 
 @dataclass(frozen=True)
-class Costs:
-    """A row loses accuracy; where no loss is shown, it fails when one of half the paper's size is ruled out."""
-
-    quantity: Quantity
-    points: float
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """When the interval lies below zero, or above minus half the points."""
-        found = self.quantity.estimate(evidence)
-        if found is None:
-            return self.quantity.absent(evidence)
-        least = -self.points / 2
-        counts = (found.seeds_to_clear(-found.value), found.seeds_to_clear(found.value - least))
-        otherwise = f"the interval holds 0 and {least:g}: {more_seeds(found, *counts)}"
-        return judge(found, holds=2 * found.below(0), fails=2 * found.above(least), otherwise=otherwise)
-
-
-@dataclass(frozen=True)
-class NoEffect:
-    """A contrast is equivalent to zero within a margin; it fails when it differs from zero and is not equivalent."""
-
-    quantity: Quantity
-    margin: float
-    among: int = 1
-    """How many are asked together: a difference must be that much clearer (Bonferroni)."""
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """By two one-sided tests; a difference that is significant and within the margin still counts as none."""
-        found = self.quantity.estimate(evidence)
-        if found is None:
-            return self.quantity.absent(evidence)
-        differs = 2 * self.among * min(found.above(0), found.below(0))
-        size, level = abs(found.value), LEVEL / self.among
-        counts = (found.seeds_to_clear(self.margin - size, 2 * LEVEL), found.seeds_to_clear(size, level))
-        otherwise = f"neither within +-{self.margin:g} nor away from 0: {more_seeds(found, *counts)}"
-        decided = judge(found, holds=found.equivalence(self.margin), fails=differs, otherwise=otherwise)
-        if decided.verdict == "undecided" or differs >= LEVEL:
-            return decided
-        within = "within" if decided.verdict == "holds" else "not shown to be within"
-        return replace(decided, why=f"{within} {self.spell_margin()} of 0; differs from 0 by {found.value:+.2f}")
-
-    def spell_margin(self) -> str:
-        """The margin in words."""
-        return f"{self.margin:g} point" + ("" if self.margin == 1 else "s")
-
-
-@dataclass(frozen=True)
-class AllNoEffect:
-    """Every one of several rows is equivalent to a reference: it holds if all do, it fails if one fails."""
+class AllEquivalent:
+    """Every row is equivalent to a reference: holds if all are, fails if one is not."""
 
     rows: tuple[str, ...]
     reference: str
     margin: float
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The worst of the rows decides."""
+        """Return the worst row's verdict with the range of all differences."""
         found = {
-            row: NoEffect(Contrast(difference(row, self.reference)), self.margin, len(self.rows)).decide(evidence)
+            row: equivalent(Contrast(difference(row, self.reference)), self.margin, len(self.rows)).decide(evidence)
             for row in self.rows
         }
-        order = ("fails", "undecided", "holds")
-        row, worst = min(found.items(), key=lambda item: order.index(item[1].verdict))
+        row, worst = min(found.items(), key=lambda item: SEVERITY.index(item[1].verdict))
         values = [each.ours for each in found.values() if isinstance(each.ours, float)]
         n = min(each.n for each in found.values())
         why = f"{row}: {worst.why or 'differs'}" if worst.verdict != "holds" else ""
@@ -185,42 +209,30 @@ class AllNoEffect:
 
 
 @dataclass(frozen=True)
-class NotWorse:
-    """A contrast is not below minus a margin (non-inferiority)."""
-
-    quantity: Quantity
-    margin: float
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """One one-sided test; its opposite is the failure."""
-        return Above(self.quantity, -self.margin).decide(evidence)
-
-
-@dataclass(frozen=True)
-class Unstable:
-    """A row is less stable than its reference: a cell diverged, or its loss curve is rougher."""
+class LessStable:
+    """A row is less stable than its reference: more cells diverge, or its loss curve is rougher."""
 
     row: str
     reference: str = "full"
-    epochs: int = 12
-    """Without divergence, loss curves of fewer epochs say more about the fall than about its roughness."""
+    min_epochs: int = 12
+    """Roughness of shorter loss curves reflects the initial fall."""
 
     def decide(self, evidence: Evidence) -> Finding:
-        """Three cells more than of the reference that diverge decide at once."""
-        diverged, other = (evidence.unstable("cifar10", row) for row in (self.row, self.reference))
-        found = Above(Contrast(difference(self.row, self.reference), "roughness")).decide(evidence)
-        if diverged - other >= LEAST:
+        """Compare divergences first (three more than the reference decide), then roughness."""
+        diverged, other = (evidence.diverged_count("cifar10", row) for row in (self.row, self.reference))
+        found = above(Contrast(difference(self.row, self.reference), "roughness")).decide(evidence)
+        if diverged - other >= MIN_SEEDS:
             return Finding("holds", f"{diverged} cells diverged", diverged + found.n, found.ours, found.interval)
-        short = min((r["epochs"] for r in evidence.of("cifar10", self.row).values()), default=self.epochs)
-        if short < self.epochs and found.n:
-            why = f"{diverged} cells diverged; roughness needs {self.epochs} epochs, has {short}"
-            return Finding("undecided", why, found.n, found.ours, found.interval)
+        epochs = [record["epochs"] for record in evidence.row_records("cifar10", self.row).values()]
+        if found.n and min(epochs, default=self.min_epochs) < self.min_epochs:
+            why = f"{diverged} cells diverged; roughness needs {self.min_epochs} epochs, has {min(epochs)}"
+            return replace(found, verdict="undecided", why=why)
         return found
 
 
 @dataclass(frozen=True)
-class Faster:
-    """A row's measure is a multiple of its reference's, more than `limit`; compared on the logarithm."""
+class RatioAbove:
+    """The ratio of a row's metric to its reference's exceeds a limit; `metric` is a logarithm."""
 
     row: str
     reference: str
@@ -228,10 +240,9 @@ class Faster:
     limit: float = 1.0
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The ratio with its interval."""
-        found = Above(Contrast(difference(self.row, self.reference), self.metric), math.log(self.limit)).decide(
-            evidence
-        )
+        """Compare logarithms and return the ratio."""
+        quantity = Contrast(difference(self.row, self.reference), self.metric)
+        found = above(quantity, math.log(self.limit)).decide(evidence)
         ours = math.exp(found.ours) if isinstance(found.ours, float) else None
         interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
         why = found.why.replace(f"{math.log(self.limit):g}", f"{self.limit:g}")
@@ -239,80 +250,143 @@ class Faster:
 
 
 @dataclass(frozen=True)
-class Value:
-    """A row's mean is the paper's value within a margin."""
+class EntriesBetween:
+    """Every entry of a list metric (one per step, shell or epoch) lies in a range on average over the seeds.
 
-    row: str
-    value: float
-    margin: float
-    metric: str = "test"
+    Means are compared without intervals: these properties hardly differ between seeds.
+    """
+
+    metric: str
+    low: float
+    high: float
+    row: str = "full"
     dataset: str = "cifar10"
 
     def decide(self, evidence: Evidence) -> Finding:
-        """By equivalence around the value, with the row's own variance."""
-        quantity = RowMean(self.metric, self.row, self.dataset)
-        found = quantity.estimate(evidence)
-        if found is None:
-            return quantity.absent(evidence)
-        low, high = self.value - self.margin, self.value + self.margin
-        outside = 2 * min(found.below(low), found.above(high))
-        return judge(
-            found,
-            holds=max(found.above(low), found.below(high)),
-            fails=outside,
-            otherwise=f"the interval reaches over {low:g} or {high:g}: more seeds needed",
-        )
+        """Compare the smallest and the largest mean with the range."""
+        found = evidence.lists(self.dataset, self.row, self.metric)
+        if not found:
+            return Finding("undecided", f"no measure of {self.metric} on {self.row}")
+        length = min(len(values) for values in found.values())
+        means = [sum(values[i] for values in found.values()) / len(found) for i in range(length)]
+        is_true = self.low <= min(means) and max(means) <= self.high
+        return _seedwise(is_true, len(found), (min(means), max(means)))
 
 
 @dataclass(frozen=True)
-class All:
-    """Several rules at once: it holds if all hold, it fails if one fails; the numbers are those of the worst."""
+class EverySeedBetween:
+    """Every seed of a row lies in a range."""
 
-    rules: tuple[Below | Above, ...]
+    row: str
+    low: float
+    high: float
 
     def decide(self, evidence: Evidence) -> Finding:
-        """The worst of them decides: of several undecided ones that whose interval lies least on its side."""
-        order = ("fails", "undecided", "holds")
-        found = [(rule, rule.decide(evidence)) for rule in self.rules]
-        return min(found, key=lambda each: (order.index(each[1].verdict), cleared(*each)))[1]
+        """Compare the smallest and the largest value with the range."""
+        return _seed_range(evidence, self.row, lambda values: self.low <= min(values) and max(values) <= self.high)
 
 
-def cleared(rule: Below | Above, found: Finding) -> float:
-    """Which part of the interval lies on the claim's side of the limit."""
-    low, high = found.interval or (-math.inf, math.inf)
-    if not math.isfinite(high - low) or high == low:
-        return 0.0
-    return ((rule.limit - low) if isinstance(rule, Below) else (high - rule.limit)) / (high - low)
+@dataclass(frozen=True)
+class RangesApart:
+    """Every seed of a row is above every seed of another."""
+
+    row: str
+    reference: str
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Compare the smallest value of the row with the largest of the reference."""
+        lower = _seed_range(evidence, self.reference, lambda values: True)
+        top = lower.ours[1] if isinstance(lower.ours, tuple) else 0.0
+        found = _seed_range(evidence, self.row, lambda values: min(values) > top)
+        return found if lower.verdict == "holds" else lower
+
+
+@dataclass(frozen=True)
+class BestCell:
+    """The best single cell of several rows reaches a value within a margin."""
+
+    rows: tuple[str, ...]
+    value: float
+    margin: float
+    metric: str = "test"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Compare the maximum over rows and seeds with the value."""
+        samples = evidence.samples("cifar10", self.metric)
+        found = [value for row in self.rows for value in samples.get(row, {}).values()]
+        best = max(found, default=None)
+        return _seedwise(best is not None and abs(best - self.value) <= self.margin, len(found), best)
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """In each of several rows the best and the worst seed differ by at most a limit."""
+
+    rows: tuple[str, ...]
+    limit: float
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Compare the row with the widest spread with the limit."""
+        samples = evidence.samples("cifar10", "test")
+        spreads = {row: max(samples[row].values()) - min(samples[row].values()) for row in self.rows if row in samples}
+        n = min((len(samples[row]) for row in spreads), default=0)
+        if n < MIN_SEEDS or len(spreads) < len(self.rows):
+            why = f"n = {n}, needs {MIN_SEEDS} of every row"
+            return Finding("undecided", why, n, max(spreads.values(), default=None))
+        row, widest = max(spreads.items(), key=lambda item: item[1])
+        return Finding("holds" if widest <= self.limit else "fails", f"widest: {row}", n, widest)
+
+
+@dataclass(frozen=True)
+class StableClassOrder:
+    """Spearman's rank correlation of the accuracies by class exceeds a limit for every pair of seeds."""
+
+    limit: float
+    row: str = "full"
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Compare the smallest correlation with the limit."""
+        records = evidence.row_records("cifar10", self.row).values()
+        classes = [list(record.get("per_class", {}).values()) for record in records]
+        orders = [average_ranks(values) for values in classes if None not in values and len(set(values)) > 1]
+        if len(orders) < MIN_SEEDS:
+            return _seedwise(False, len(orders), None)
+        smallest = min(statistics.correlation(one, other) for one, other in combinations(orders, 2))
+        return _seedwise(smallest > self.limit, len(orders), smallest)
+
+
+def average_ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1 for the smallest; equal values share the mean of their ranks."""
+    return [1 + sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+
+
+def _seed_range(evidence: Evidence, row: str, is_true: Callable[[list[float]], bool]) -> Finding:
+    """Finding from a test of the accuracies of all seeds of a row, with their range."""
+    values = list(evidence.samples("cifar10", "test").get(row, {}).values())
+    ours = (min(values), max(values)) if values else None
+    return _seedwise(bool(values) and is_true(values), len(values), ours, f" of {row}")
+
+
+def _seedwise(is_true: bool, n: int, ours: Number, whose: str = "") -> Finding:
+    """Finding of a rule without intervals."""
+    if n < MIN_SEEDS:
+        return Finding("undecided", f"n = {n}{whose}, needs {MIN_SEEDS}", n, ours)
+    return Finding("holds" if is_true else "fails", "", n, ours)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Arithmetic: a function's value equals the paper's to the digits it prints."""
+    """A value computed from the code equals the paper's to the digits that the paper prints."""
 
-    compute: Callable[[], Number]
-    paper: Number
+    compute: Callable[[], float | tuple[float, ...]]
+    paper: float | tuple[float, ...]
     rounding: float = 0.0
+    """Half a unit of the last printed digit."""
 
     def decide(self, evidence: Evidence) -> Finding:
-        """Equal, or within half a unit of the last printed digit."""
+        """Compute and compare."""
         ours = self.compute()
-        return Finding("holds" if _agree(ours, self.paper, self.rounding) else "fails", "", 1, ours)
-
-
-@dataclass(frozen=True)
-class Cited:
-    """A number of another paper, quoted for scale: this study does not run it."""
-
-    where: str
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Never decided here."""
-        return Finding("undecided", f"quoted from {self.where}, another pipeline: not run here")
-
-
-def _agree(ours: Number, paper: Number, rounding: float) -> bool:
-    if isinstance(ours, tuple) and isinstance(paper, tuple):
-        return len(ours) == len(paper) and all(map(lambda a, b: abs(a - b) <= rounding + 1e-9, ours, paper))
-    if isinstance(ours, int | float) and isinstance(paper, int | float):
-        return abs(ours - paper) <= rounding + 1e-9
-    return ours == paper
+        mine, papers = (value if isinstance(value, tuple) else (value,) for value in (ours, self.paper))
+        pairs = zip(mine, papers, strict=False)
+        agrees = len(mine) == len(papers) and all(abs(a - b) <= self.rounding + 1e-9 for a, b in pairs)
+        return Finding("holds" if agrees else "fails", "", 1, ours)

@@ -1,4 +1,4 @@
-"""What `quatsphere study run` shows: a live table with the time left, or a line per cell where nobody watches."""
+"""Progress of `quatsphere study run`: a live table with the remaining time, or lines if stdout is no terminal."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from quatsphere.study.estimate import Pace, spell_seconds
-from quatsphere.study.launch import Outcome, Watcher
 from quatsphere.study.plan import Cell
+from quatsphere.study.runner import Outcome, StudyObserver
+from quatsphere.study.time_estimate import SpeedEstimator, format_seconds
 
 
-class Board(Watcher):
-    """Running cells with their progress, counts, and when all will be through."""
+class StudyDisplay(StudyObserver):
+    """Running cells with their progress, counts, and the estimated remaining time."""
 
-    def __init__(self, cells: Sequence[Cell], jobs: int, pace: Pace) -> None:
+    def __init__(self, cells: Sequence[Cell], jobs: int, speeds: SpeedEstimator) -> None:
         self.cells = {cell.id: cell for cell in cells}
         self.waiting, self.total = dict(self.cells), len(cells)
-        self.jobs, self.pace = jobs, pace
+        self.jobs, self.speeds = jobs, speeds
         self.running: dict[str, tuple[int, int, float]] = {}
         self.failed = 0
         self._lock = threading.Lock()
         self.console = Console(soft_wrap=True)
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=1, transient=True)
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> StudyDisplay:
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -36,48 +36,48 @@ class Board(Watcher):
         self.live.stop()
 
     def started(self, cell: str) -> None:
-        """Into the table."""
+        """Add the cell to the table."""
         with self._lock:
             self.running[cell] = (0, 0, 0.0)
         if not self.console.is_terminal:
             self.console.print(f"{cell}: started", highlight=False)
 
-    def news(self, cell: str, done: int, total: int, speed: float) -> None:
-        """Into the table."""
+    def progress(self, cell: str, done: int, total: int, speed: float) -> None:
+        """Update the table."""
         with self._lock:
             self.running[cell] = (done, total, speed)
 
     def ended(self, outcome: Outcome) -> None:
-        """A line that stays."""
+        """Print the outcome of the cell."""
         cell, record = self.cells[outcome.request.id], outcome.record
         with self._lock:
             self.running.pop(cell.id, None)
             self.waiting.pop(cell.id, None)
             self.failed += record is None
             if record is not None and record["trajectory"]["images_per_second"]:
-                self.pace.learn(cell.variant, cell.config.model.name, record["trajectory"]["images_per_second"][-1])
-        self.console.print(f"{cell.id}: {spell_outcome(outcome)}  [{self.summary()}]", highlight=False, markup=False)
+                self.speeds.update(cell.variant, cell.config.model.name, record["trajectory"]["images_per_second"][-1])
+        self.console.print(f"{cell.id}: {describe_outcome(outcome)}  [{self.summary()}]", highlight=False, markup=False)
 
     def summary(self) -> str:
         """`12 of 99, 1 failed, about 3 h 2 min left`."""
         failed = f", {self.failed} failed" if self.failed else ""
         seconds = self.seconds_left()
-        left = "" if seconds is None else f", about {spell_seconds(seconds)} left"
+        left = "" if seconds is None else f", about {format_seconds(seconds)} left"
         return f"{self.total - len(self.waiting)} of {self.total}{failed}{left}"
 
     def seconds_left(self) -> float | None:
-        """From the speeds heard so far."""
+        """Estimated remaining time from the speeds measured so far."""
         with self._lock:
             running = dict(self.running)
         parts = [
-            (self.pace.seconds(self.cells[cell]) or 0.0) * done / total
+            (self.speeds.seconds(self.cells[cell]) or 0.0) * done / total
             for cell, (done, total, _) in running.items()
             if total
         ]
-        return self.pace.left(list(self.waiting.values()), self.jobs, sum(parts))
+        return self.speeds.remaining(list(self.waiting.values()), self.jobs, sum(parts))
 
     def table(self) -> Table:
-        """The cells at work."""
+        """Table of the running cells."""
         table = Table(title=self.summary(), title_justify="left")
         for column in ("cell", "steps", "done", "images/s", "left"):
             table.add_column(column, justify="left" if column == "cell" else "right")
@@ -85,17 +85,17 @@ class Board(Watcher):
             running = dict(self.running)
         for cell, (done, total, speed) in running.items():
             share = done / total if total else 0.0
-            seconds = self.pace.seconds(self.cells[cell])
-            left = "" if seconds is None else spell_seconds(seconds * (1 - share))
+            seconds = self.speeds.seconds(self.cells[cell])
+            left = "" if seconds is None else format_seconds(seconds * (1 - share))
             table.add_row(cell, f"{done}/{total}", f"{share:.0%}", f"{speed:.0f}", left)
         return table
 
 
-def spell_outcome(outcome: Outcome) -> str:
-    """One line about a cell that is through."""
+def describe_outcome(outcome: Outcome) -> str:
+    """One line about the outcome of a cell."""
     record = outcome.record
     if record is None:
         return f"failed: {outcome.error}"
     if record["status"] == "diverged":
         return f"diverged: {record['reason']}"
-    return f"test {record['test_accuracy']:.4f}, val {record['val_accuracy']:.4f}, {spell_seconds(record['seconds'])}"
+    return f"test {record['test_accuracy']:.4f}, val {record['val_accuracy']:.4f}, {format_seconds(record['seconds'])}"

@@ -1,4 +1,4 @@
-"""Rows of results as a study writes them, with numbers made up: so that verdicts can be computed by hand."""
+"""Records of cells with invented numbers, so that verdicts can be computed by hand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quatsphere.study.variants import VARIANTS
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def make_row(
+def make_record(
     row: str, seed: int, accuracy: float, *, scale: str = "lite", dataset: str = "cifar10", **more: Any
 ) -> dict[str, Any]:
-    """A finished cell with a test accuracy in points."""
+    """Record of a finished cell with a test accuracy in points."""
     config = cell_config(SCALES[scale], dataset, row, seed, data_root=None, settings={})
     epochs = config.train.epochs
     shells = getattr(config.model, "shells", 0)
@@ -66,13 +66,13 @@ def make_trajectory(epochs: int, shells: int) -> dict[str, list[Any]]:
     }
 
 
-def make_rows(
+def make_records(
     accuracies: Mapping[str, Sequence[float]], seeds: Iterable[int] = (42, 1, 2, 3, 4), **more: Any
 ) -> list[Any]:
-    """Several rows, one accuracy per seed."""
+    """Records of several rows, with one accuracy per seed."""
     order = list(seeds)
     return [
-        make_row(row, seed, value, **more)
+        make_record(row, seed, value, **more)
         for row, values in accuracies.items()
         for seed, value in zip(order, values, strict=False)
     ]
@@ -93,5 +93,5 @@ PAPER = {
     "resnet20": (93.2, 93.2, 93.2),
     "attention_wide": (68.6, 68.6, 68.6),
 }
-"""The paper's CIFAR-10 accuracies as three seeds each; where it has fewer, its mean stands for the missing ones."""
+"""The paper's CIFAR-10 accuracies as three seeds each; its mean replaces missing seeds."""
 assert set(PAPER) <= set(VARIANTS)

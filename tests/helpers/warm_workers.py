@@ -1,8 +1,8 @@
-"""Worker processes that start at once, for tests: forks of a process that has imported everything already.
+"""Worker processes without import time: forks of a process that has already imported everything.
 
-A fresh worker spends ten seconds of processor time on imports and one on a smoke cell. Here the launcher starts a small
-client instead, which hands its stdin, stdout and stderr to the warm process; that forks, and the fork is the worker:
-the same `main`, real pipes, real deaths. A slow test runs the real command.
+A new worker spends ten seconds of processor time on imports and one on a smoke cell. Here the launcher starts a small
+client instead, which passes its stdin, stdout and stderr to the warm process; that process forks, and the fork is the
+worker, with the same `main`, real pipes and real signals. A slow test runs the real command.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ sys.exit(answer[0] if answer else 137)
 
 @contextlib.contextmanager
 def warm_workers(folder: Path) -> Iterator[tuple[str, ...]]:
-    """The command that starts a worker."""
-    client, place = folder / "client.py", folder / "s"
+    """Yield the command that starts a worker."""
+    client, address = folder / "client.py", folder / "s"
     client.write_text(CLIENT)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(place))
+        server.bind(str(address))
         server.listen(64)
         pid = os.fork()
         if pid == 0:
             serve(server)
-        yield (sys.executable, "-S", "-E", str(client), str(place))
+        yield (sys.executable, "-S", "-E", str(client), str(address))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def serve(server: socket.socket) -> None:
-    """Fork for everyone who asks, for ever."""
+    """Fork a worker for every connection, forever."""
     import jaxtyping
 
     jaxtyping.config.update("jaxtyping_disable", True)
@@ -57,7 +57,7 @@ def serve(server: socket.socket) -> None:
 
 
 def work(channel: socket.socket) -> None:
-    """Be the worker of one cell."""
+    """Run the worker of one cell."""
     code = 99
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

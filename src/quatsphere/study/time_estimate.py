@@ -1,4 +1,4 @@
-"""How long a plan takes: images to see over images per second, known from finished cells or measured in a few steps."""
+"""Estimate of a plan's duration: images over images per second, from finished cells or from a few timed steps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from quatsphere.study.plan import Cell
 from quatsphere.study.results import Record
 from quatsphere.study.scales import TRAIN_IMAGES
 
-FEWEST_STEPS, MOST_STEPS, PROBE_SECONDS = 3, 20, 4.0
-"""Steps that are timed for a model without finished cells: until the seconds are over, within these limits."""
-WORTH_A_PROBE = 10_000
-"""Images of a cell from which on its time is estimated before it starts."""
+MIN_STEPS, MAX_STEPS, PROBE_SECONDS = 3, 20, 4.0
+"""Number of steps timed for a model without finished cells: until the seconds are over, within these limits."""
+MIN_PROBED_IMAGES = 10_000
+"""Minimum number of images of a cell whose model is timed before it starts."""
 
 
 def images_of(cell: Cell) -> int:
-    """Images a cell sees at most: early stopping may end it sooner."""
+    """Maximum number of images a cell sees; early stopping may end it sooner."""
     limit = cell.config.data.train_limit
     count = TRAIN_IMAGES[cell.dataset]
     return cell.config.train.epochs * (count if limit is None else min(limit, count))
 
 
-class Pace:
+class SpeedEstimator:
     """Images per second by row and by model."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -36,28 +36,28 @@ class Pace:
         for record in records:
             speeds = [speed for speed in record["trajectory"]["images_per_second"] if speed]
             if speeds:
-                self.learn(record["variant"], record["config"]["model.name"], statistics.median(speeds))
+                self.update(record["variant"], record["config"]["model.name"], statistics.median(speeds))
 
-    def learn(self, variant: str, model: str, speed: float) -> None:
-        """A row's speed, which is its model's too until another row of the model is heard."""
+    def update(self, variant: str, model: str, speed: float) -> None:
+        """Set the speed of a row; it is also used for rows of the model without a speed."""
         self.speeds[variant] = self.speeds[f"model {model}"] = speed
 
-    def measure(self, cells: Sequence[Cell], say: Callable[[str], None] = lambda text: None) -> None:
-        """Time a few steps of every model without a known speed; cells of seconds are left out."""
+    def measure(self, cells: Sequence[Cell], note: Callable[[str], None] = lambda text: None) -> None:
+        """Time a few steps of every model without a known speed, except for very short cells."""
         for cell in cells:
             model = cell.config.model.name
-            if f"model {model}" not in self.speeds and images_of(cell) >= WORTH_A_PROBE:
-                say(f"timing a few training steps of {model}, {cell.config.train.batch_size} images each ...")
+            if f"model {model}" not in self.speeds and images_of(cell) >= MIN_PROBED_IMAGES:
+                note(f"timing a few training steps of {model}, {cell.config.train.batch_size} images each ...")
                 speed = self.speeds[f"model {model}"] = probe_speed(cell.config)
-                say(f"{model}: {speed:.0f} images/s")
+                note(f"{model}: {speed:.0f} images/s")
 
     def seconds(self, cell: Cell) -> float | None:
-        """A cell's time, if its speed is known at all."""
+        """Estimated duration of a cell, or None if its speed is unknown."""
         speed = self.speeds.get(cell.variant) or self.speeds.get(f"model {cell.config.model.name}")
         return None if speed is None else images_of(cell) / speed
 
-    def left(self, cells: Sequence[Cell], jobs: int, done: float = 0.0) -> float | None:
-        """Seconds until all are through, side by side; `done` is the part of the running ones, in seconds."""
+    def remaining(self, cells: Sequence[Cell], jobs: int, done: float = 0.0) -> float | None:
+        """Estimated seconds until all cells are finished, `jobs` at a time, less the `done` seconds of running ones."""
         times = [self.seconds(cell) for cell in cells]
         known = [seconds for seconds in times if seconds is not None]
         if not known:
@@ -66,7 +66,7 @@ class Pace:
 
 
 def probe_speed(config: RunConfig) -> float:
-    """Images per second of forward and backward at the batch size of the cells."""
+    """Images per second of forward and backward passes at the configured batch size."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     model = build_model(config.model).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,18 +84,18 @@ def probe_speed(config: RunConfig) -> float:
 
 
 def median_seconds(step: Callable[[], None]) -> float:
-    """Median time of several steps: other work on the machine disturbs it little; the first step, untimed, compiles."""
+    """Median duration of several steps; the first step, which may compile, is not timed."""
     step()
     times: list[float] = []
-    while len(times) < FEWEST_STEPS or (len(times) < MOST_STEPS and sum(times) < PROBE_SECONDS):
+    while len(times) < MIN_STEPS or (len(times) < MAX_STEPS and sum(times) < PROBE_SECONDS):
         begin = time.perf_counter()
         step()
         times.append(time.perf_counter() - begin)
     return statistics.median(times)
 
 
-def spell_seconds(seconds: float) -> str:
-    """Time for people."""
+def format_seconds(seconds: float) -> str:
+    """Duration as `5 s`, `1 min 5 s` or `3 h 2 min`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 1:
         return f"{rest} s"
