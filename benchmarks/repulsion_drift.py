@@ -33,11 +33,11 @@ def main() -> None:
     parser.add_argument("--start", type=float, nargs="+", default=[0.05, 0.001], help="first median step, in spacings")
     parser.add_argument("--vertices", type=int, nargs="+", default=[192, 256, 320, 384], help="vertices of a shell")
     parser.add_argument("--steps", type=int, default=500 * 352, help="batches of the run [176,000]")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for start in asked.start:
-        for vertices in asked.vertices:
-            spacings = drift(vertices, OptimConfig(repulsion_start=start), asked.steps)
+    for start in options.start:
+        for vertices in options.vertices:
+            spacings = drift(vertices, OptimConfig(repulsion_start=start), options.steps)
             print(json.dumps({"start": start, "vertices": vertices, "spacings": round(spacings, 3)}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Shared fixtures: real images, and one thread per test process."""
+"""Shared fixtures; one thread per test process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 
 settings.register_profile("quatsphere", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("quatsphere")
-torch.set_num_threads(1)  # two test processes side by side beat two threads in one
+torch.set_num_threads(1)  # two test processes are faster than two threads in one
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder with the real data sets, from QUATSPHERE_DATA."""
+    """Folder of the data sets, from QUATSPHERE_DATA."""
     folder = os.environ.get("QUATSPHERE_DATA")
     if not folder or not (Path(folder) / "cifar10.zip").is_file():
         pytest.skip("QUATSPHERE_DATA does not point to a folder with cifar10.zip")
@@ -30,7 +30,7 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def cifar_images(data_folder: Path) -> tuple[Tensor, Tensor]:
-    """64 real CIFAR-10 images in [0, 1], (64, 3, 32, 32), and their labels, classes in turn."""
+    """64 CIFAR-10 images (64, 3, 32, 32) in [0, 1] and their labels, classes in turn."""
     images, labels = [], []
     with zipfile.ZipFile(data_folder / "cifar10.zip") as archive:
         names = sorted(name for name in archive.namelist() if name.startswith("train/") and name.endswith(".webp"))

@@ -1,4 +1,4 @@
-"""How far two tensors are apart."""
+"""Distance of two tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def relative_error(value: Tensor, expected: Tensor) -> float:
-    """max |difference| over max |expected|: the measure of every backend comparison."""
+    """max |value - expected| / max |expected|, used for all comparisons of backends."""
     scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
     return float((value.to(expected.dtype) - expected).abs().max() / scale)

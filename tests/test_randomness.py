@@ -47,13 +47,13 @@ def test_keep_mask_depends_on_the_sample_alone() -> None:
     assert torch.equal(whole, parts)
 
 
-def test_masks_are_made_where_the_keys_are() -> None:
-    """An integer part was a CPU tensor once, and all after it with it."""
+def test_masks_are_on_the_device_of_the_keys() -> None:
+    """Integers among the arguments must not move the result to the CPU."""
     keys = torch.zeros(4, dtype=torch.int64, device="meta")
     assert fold(keys, 5).device == keys.device
     assert fold(5, keys, 7).device == keys.device
     assert draw_mask(keys, 2**63 - 1, (3, 2), 0.5).device == keys.device
 
 
-def test_name_seed_tells_names_and_seeds_apart() -> None:
+def test_name_seed_depends_on_name_and_seed() -> None:
     assert len({name_seed(seed, name) for seed in (0, 1) for name in ("a.weight", "b.weight")}) == 4

@@ -1,4 +1,4 @@
-"""Time this process has spent compiling kernels; code read back from the disk cache does not count."""
+"""State of this process: memory allocator, and the time spent compiling kernels."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
-"""Names of glibc's malloc.h for `mallopt`."""
+"""Parameters of `mallopt`, from glibc's malloc.h."""
 
 
-def keep_freed_memory() -> bool:
-    """Let malloc keep what is freed instead of returning it to the system; whether this C library can.
+def disable_malloc_trimming() -> bool:
+    """Make malloc keep freed memory instead of returning it to the system; False if the C library cannot.
 
-    glibc maps every large block anew, and the system fills each page with zeros when it is first touched: a tenth of
-    a training step. Only our own programs do this (commands and their workers), never an import: it changes the whole
-    process.
+    By default glibc maps every large block anew, and the system zeroes each page when it is first touched, which takes
+    a tenth of a training step. Only commands and their workers call this, never an import: it affects the process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
@@ -26,7 +25,10 @@ def keep_freed_memory() -> bool:
 
 
 class Compilation:
-    """A stopwatch over compilations, nested ones counted once; `watch` is called with True at a start, else False."""
+    """Stopwatch of compilations, nested ones counted once, loads from the disk cache not counted.
+
+    `watch` is called with True when a compilation starts and with False when it ends.
+    """
 
     def __init__(self) -> None:
         self.watch: Callable[[bool], None] = lambda begins: None
@@ -49,12 +51,12 @@ class Compilation:
 
     @property
     def current(self) -> float:
-        """Seconds since the running compilation began, 0 where none runs."""
+        """Seconds since the current compilation began, 0 if there is none."""
         return time.monotonic() - self._begun if self._depth else 0.0
 
     @property
     def seconds(self) -> float:
-        """Seconds of all compilations, the running one included."""
+        """Seconds of all compilations, including the current one."""
         return self._finished + self.current
 
 
@@ -62,5 +64,5 @@ compilation = Compilation()
 
 
 def working_time() -> float:
-    """A monotonic clock that stands still during compilations."""
+    """Monotonic clock in seconds that stands still during compilations."""
     return time.monotonic() - compilation.seconds

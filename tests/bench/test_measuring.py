@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quatsphere.bench import measure, scaling, step, timing
-from quatsphere.bench.measure import compare_records, run_isolated
+from quatsphere.bench.measure import compare_benchmarks, run_isolated
 from quatsphere.bench.step import group_of, profiled
 from quatsphere.bench.timing import WARM_UP, best_and_median, interleave, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
@@ -117,9 +117,9 @@ def test_comparison_matches_equal_measurements() -> None:
         sizes = [{"vertices": 1280, "seconds": ms, "peak_mb": None}]
         return {"format": 1, "step": rows, "scaling": sizes}
 
-    rows = compare_records(record(8.0, 4), record(2.0, 4))
+    rows = compare_benchmarks(record(8.0, 4), record(2.0, 4))
     assert [row["faster"] for row in rows] == [4.0, 4.0]
     assert [row["smaller"] for row in rows] == [1.0, None]
-    assert len(compare_records(record(8.0, 4), record(2.0, 5))) == 1
+    assert len(compare_benchmarks(record(8.0, 4), record(2.0, 5))) == 1
     with pytest.raises(ConfigError, match="cannot compare with format None"):
-        compare_records({}, record(2.0, 4))
+        compare_benchmarks({}, record(2.0, 4))

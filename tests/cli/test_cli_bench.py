@@ -28,7 +28,7 @@ def test_results_are_printed_saved_and_compared(command: Command) -> None:
     first = command(*words, "--json", "before.json")
     assert first.code == 0, first.err
     record = json.loads(Path("before.json").read_text())
-    assert record["format"] == measure.RECORD_FORMAT
+    assert record["format"] == measure.BENCH_FORMAT
     assert set(record) == {"format", "machine", "settings", "kernel"}
     assert {"processor", "threads", "versions", "backend", "backend_reason"} <= set(record["machine"])
     for row in record["kernel"]:

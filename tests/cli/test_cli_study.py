@@ -79,7 +79,7 @@ def test_tables_in_three_formats(command: Command, folder: str) -> None:
     assert "diverged" in seeds["bound_none"]
 
 
-def test_the_context_table_has_the_literature(command: Command, folder: str) -> None:
+def test_context_table_cites_the_literature(command: Command, folder: str) -> None:
     rows = json.loads(command("study", "table", "--results", folder, "--table", "context", "--json").out)[0]["rows"]
     by_model = {row[0]: row for row in rows}
     assert by_model["ResNet-56"][4] == "93.0 (cited)"
@@ -88,7 +88,7 @@ def test_the_context_table_has_the_literature(command: Command, folder: str) -> 
     assert by_model["Flat-lattice control"][5] == "holds"
 
 
-def test_the_page_is_a_function_of_the_folder_and_includes_the_reading(command: Command, folder: str) -> None:
+def test_results_page_depends_only_on_the_folder(command: Command, folder: str) -> None:
     (Path(folder) / "reading.md").write_text("## Reading\n\nWhat surprised us.\n")
     pages = []
     for name in ("one.md", "two.md"):
@@ -128,7 +128,7 @@ def test_mistakes(words: tuple[str, ...], code: int, message: str, fails: Comman
 
 
 def test_a_missing_package_is_found_before_the_first_cell(tmp_path: Path) -> None:
-    """In processes that cannot import scikit-learn, the command's and its workers' alike."""
+    """Neither the command nor its workers can import scikit-learn here."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['sklearn'] = None\n")
     words = (sys.executable, "-m", "quatsphere", "study", "run", "smoke", "--results", str(tmp_path / "x"))
     paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
@@ -154,7 +154,7 @@ def test_missing_data_is_found_before_the_first_cell(
     assert not Path("x").exists()
 
 
-def test_settings_are_numbers_words_or_nothing() -> None:
+def test_parsing_of_settings() -> None:
     words = ["optim.peak_lr=4e-3", "train.epochs=2", "model.zero_init=false", "data.train_limit=none", "data.name=idx"]
     assert parse_settings(words) == {
         "optim.peak_lr": 0.004,
@@ -165,11 +165,11 @@ def test_settings_are_numbers_words_or_nothing() -> None:
     }
 
 
-def test_an_unknown_table_is_named(folder: str, fails: Command) -> None:
+def test_unknown_table_is_an_error(folder: str, fails: Command) -> None:
     fails(2, "unknown table 'ablations'", "study", "table", "--results", folder, "--table", "ablations")
 
 
-def test_ray_that_is_not_installed_is_named(fails: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_an_error(fails: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     words = ("study", "run", "smoke", "--results", "x", "--launcher", "ray")
     fails(2, r"--launcher ray needs Ray; pip install 'quatsphere\[cluster\]'", *words)

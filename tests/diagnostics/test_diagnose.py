@@ -20,7 +20,7 @@ from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.models.steps import model_steps
 from quatsphere.train.evaluation import evaluate
-from quatsphere.train.trainer import look_inside
+from quatsphere.train.trainer import measure_routing
 
 SMALL: dict[str, Any] = {"image_size": 8, "in_channels": 1, "base_vertices": 16, "shells": 2}
 SMALL_QSV: dict[str, Any] = {**SMALL, "dim": 16, "heads": 2, "neighbours": 4, "rounds": 1, "backend": "factored"}
@@ -132,7 +132,7 @@ def test_routing_agrees_with_the_training_log(kind: str, digits: Dataset) -> Non
     model = perturbed(kind)
     seen = diagnose(model, digits, images=20, only=["routing"])
     images = digits.val.images[torch.arange(20) * len(digits.val) // 20]
-    logged = look_inside(model, (images / 255 - digits.mean.view(-1, 1, 1)) / digits.std.view(-1, 1, 1))
+    logged = measure_routing(model, (images / 255 - digits.mean.view(-1, 1, 1)) / digits.std.view(-1, 1, 1))
     assert seen["routing"]["entropy"] == pytest.approx(logged["routing_entropy"], rel=1e-4)
     assert seen["routing"]["peak"] == pytest.approx(logged["routing_peak"], rel=1e-4)
     assert set(seen) & set(SECTIONS) == {"routing"}

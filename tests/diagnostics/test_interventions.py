@@ -19,7 +19,7 @@ from quatsphere.diagnostics.measures import pixel_gradients
 from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
 from quatsphere.models.steps import model_steps
 from quatsphere.nn.shell_step import ShellStep
-from quatsphere.train.trainer import look_inside
+from quatsphere.train.trainer import measure_routing
 
 EVERY = torch.ones(4, dtype=torch.bool)
 CASES = {
@@ -105,7 +105,9 @@ def test_trace_agrees_with_the_reference_backend() -> None:
         for ours, theirs in zip(trace[name], values, strict=True):
             assert ours.shape == theirs.shape
             assert relative_error(ours.double(), theirs.double()) < 1e-4, name
-    assert look_inside(fused, IMAGES)["routing_entropy"] == pytest.approx(look_inside(slow, IMAGES)["routing_entropy"])
+    assert measure_routing(fused, IMAGES)["routing_entropy"] == pytest.approx(
+        measure_routing(slow, IMAGES)["routing_entropy"]
+    )
 
 
 def test_pixel_gradients_agree_with_the_reference_backend() -> None:

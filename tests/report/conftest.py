@@ -15,7 +15,7 @@ from quatsphere.data import load_dataset
 from quatsphere.models import build_model
 from quatsphere.report.view import ViewImage, ViewTrace, compute_trace, write_trace, write_view_page
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.train.load import Trained
+from quatsphere.train.load import TrainedModel
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -92,7 +92,7 @@ def example_trace(name: str, classes: list[str] | None = None, images: int = 2) 
         pixels, labels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8), [3, 5][:images]
     names = classes or [f"class {index}" for index in range(MODELS[name].num_classes)]
     meta = {"classes": names, "mean": [0.5] * channels, "std": [0.25] * channels}
-    trained = Trained(RunFolder("a run <b>"), config, model, 7, meta)
+    trained = TrainedModel(RunFolder("a run <b>"), config, model, 7, meta)
     shown = [ViewImage(f"image {i}", image, label) for i, (image, label) in enumerate(zip(pixels, labels, strict=True))]
     return compute_trace(trained, shown)
 

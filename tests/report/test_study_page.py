@@ -1,11 +1,11 @@
-"""The report of a study, from records made up here: a hundred runs, diverged ones, claims of every verdict."""
+"""Report of a study, from invented records: a hundred runs, diverged ones, claims of every verdict."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from quatsphere.report.page import write_report
-from quatsphere.report.study_report import claim_of, number_text, study_report
+from quatsphere.report.study_report import claim_of, study_report
 
 
 def record(variant: str, seed: int, **changes: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_a_hundred_runs(tmp_path: Any) -> None:
     assert "Study a &lt;i&gt;study" in page
 
 
-def test_numbers_of_the_head() -> None:
+def test_headline_numbers() -> None:
     records = [record("full", 1), record("full", 2), record("bound_none", 1, status="diverged", test_accuracy=None)]
     claims = [claim("holds"), claim("fails"), claim("fails", kind="static")]
     report = study_report("s", records, claims, [], [])
@@ -59,7 +59,7 @@ def test_numbers_of_the_head() -> None:
     assert cells.rows[2][4] == "-"
 
 
-def test_claims_that_no_run_bears_on_are_not_judged() -> None:
+def test_claims_without_relevant_runs_are_not_judged() -> None:
     claims = [claim("undecided", n=0, why="no CIFAR-10 cells"), claim("holds", kind="static", n=1)]
     trained, static = study_report("s", [record("full", 1, dataset="digits")], claims, [], []).sections[1:3]
     assert not trained.claims
@@ -67,7 +67,7 @@ def test_claims_that_no_run_bears_on_are_not_judged() -> None:
     assert len(static.claims) == 1
 
 
-def test_identity_lists_what_differs() -> None:
+def test_identity_lists_all_values() -> None:
     report = study_report("s", [record("full", 1), record("full", 2, commit="d" * 40)], [], [], [])
     assert dict(report.facts)["commits"] == f"{'c' * 40}; {'d' * 40}"
     assert dict(report.facts)["seeds"] == "1; 2"
@@ -75,8 +75,8 @@ def test_identity_lists_what_differs() -> None:
 
 def test_claims_as_text() -> None:
     shown = claim_of(claim("undecided", why="too short", interval=[-0.5, 0.25], paper=(0.24, 0.46), paper_n=2))
-    assert (shown.ours, shown.interval, shown.paper) == ("0.1235", "-0.5 to 0.25", "0.24, 0.46 (n = 2)")
+    assert (shown.ours, shown.interval, shown.paper) == ("0.1235", "-0.5 to 0.25", "0.24 to 0.46 (n = 2)")
     assert (shown.n, shown.why) == ("3", "too short")
-    assert number_text(None) == ""
-    assert number_text(3) == "3"
+    assert claim_of(claim("holds", ours=None)).ours == ""
+    assert claim_of(claim("holds", ours=3)).ours == "3"
     assert study_report("nothing", [], [], [], []).subtitle == "0 runs on nothing yet"

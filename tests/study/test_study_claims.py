@@ -53,21 +53,21 @@ def test_static_claims_hold(claim: Claim) -> None:
     assert claim.decide(Evidence([])).verdict == "holds"
 
 
-def test_without_cells_every_trained_claim_is_undecided_and_says_why() -> None:
+def test_trained_claims_without_cells_are_undecided_with_a_reason() -> None:
     for found in decide(TRAINED, []):
         assert found["verdict"] == "undecided"
         assert found["why"]
         assert found["n"] == 0
 
 
-def test_an_answer_has_every_field() -> None:
+def test_decided_claim_has_every_field() -> None:
     (found,) = decide([BY_ID["transport.cifar10"]], around(("full", 50.0), ("transport_identity", 46.0)))
     assert set(found) >= {"id", "kind", "verdict", "n", "ours", "paper", "interval", "why", "section", "statement"}
     assert found["ours"] == pytest.approx(-4.0)
     assert found["interval"][0] < -4.0 < found["interval"][1] < 0
 
 
-def test_the_papers_numbers_bear_out_the_papers_comparisons() -> None:
+def test_the_papers_numbers_confirm_its_comparisons() -> None:
     records = make_records(PAPER, seeds=(42, 1, 2), scale="paper")
     names = [
         "accuracy.full", "accuracy.both_off", "accuracy.flat", "transport.cifar10", "roles.unequal", "both_off",
@@ -79,7 +79,7 @@ def test_the_papers_numbers_bear_out_the_papers_comparisons() -> None:
     assert verdict("interaction", records)["ours"] == pytest.approx(-17.35, abs=0.01)
 
 
-def test_a_comparison_holds_fails_or_waits() -> None:
+def test_comparison_holds_fails_or_is_undecided() -> None:
     assert verdict("transport.cifar10", around(("full", 50), ("transport_identity", 47)))["verdict"] == "holds"
     assert verdict("transport.cifar10", around(("full", 50), ("transport_identity", 51)))["verdict"] == "fails"
     close = verdict("transport.cifar10", around(("full", 50), ("transport_identity", 49.9), noise=10))
@@ -87,7 +87,7 @@ def test_a_comparison_holds_fails_or_waits() -> None:
     assert "more seeds" in close["why"]
 
 
-def test_a_cost_fails_when_it_is_less_than_half_of_the_papers() -> None:
+def test_cost_fails_when_below_half_of_the_papers() -> None:
     rows = ("attention", 50.0), ("attention_value_identity", 49.0)
     assert verdict("value.sphere", around(*rows))["verdict"] == "holds"
     assert verdict("value.sphere", around(rows[0], (rows[1][0], 50.0)))["verdict"] == "fails"
@@ -96,8 +96,8 @@ def test_a_cost_fails_when_it_is_less_than_half_of_the_papers() -> None:
     assert re.search(r"contains 0 and -0.5: more seeds needed \(about [0-9,]+\)", waiting["why"])
 
 
-def test_the_number_of_seeds_still_wanted_is_right() -> None:
-    """With that many of the same mean and noise the interval would just clear the limit."""
+def test_number_of_seeds_needed() -> None:
+    """With this number of seeds of the same mean and noise the interval would just clear the limit."""
     records = around(("full", 50), ("transport_identity", 49.9), noise=10)
     estimate = Contrast(difference("transport_identity", "full")).estimate(Evidence(records))
     assert estimate is not None
@@ -107,7 +107,7 @@ def test_the_number_of_seeds_still_wanted_is_right() -> None:
     assert (high - low) / 2 * math.sqrt(estimate.n / seeds) == pytest.approx(0.1, rel=0.01)
 
 
-def test_of_two_undecided_rules_the_less_decided_one_is_shown() -> None:
+def test_the_least_decided_of_several_rules_is_reported() -> None:
     rows = (("full", 50), ("transport_identity", 47), ("routing_uniform", 50.2))
     found = verdict("roles.order_of_magnitude", around(*rows, noise=20))
     assert found["verdict"] == "undecided"
@@ -145,7 +145,7 @@ def test_an_accuracy_needs_the_papers_size() -> None:
     assert PaperSize().missing(Evidence(whole)) == ""
 
 
-def test_the_part_of_cifar100_stands_for_it_but_not_for_its_accuracy() -> None:
+def test_cifar100_part_decides_comparisons_but_no_accuracy() -> None:
     records = make_records({"full": (20, 20.1, 20.2), "transport_identity": (18, 18.2, 18.1)}, dataset="cifar100-part")
     assert verdict("transport.cifar100", records)["verdict"] == "holds"
     assert verdict("transport.cifar100", records)["why"] == "judged on CIFAR-100 part"
@@ -162,7 +162,7 @@ def test_digits_decide_nothing_about_the_papers_data() -> None:
     assert {claim["why"] for claim in found} == {"no CIFAR-10 cells", "no CIFAR-100 cells"}
 
 
-def test_a_claim_about_decay_needs_decay() -> None:
+def test_decay_and_epoch_requirements() -> None:
     record = make_record("full", 42, 50.0)
     settings = record["config"]
     share = decay_sum({**record, "config": {**settings, "optim.schedule": "constant"}})
@@ -180,7 +180,7 @@ def test_a_claim_about_decay_needs_decay() -> None:
     assert MinEpochs(12).missing(Evidence([{**record, "epochs": 11}])) == "needs 12 epochs, has 11"
 
 
-def test_roughness_is_blind_to_a_steady_fall_and_to_the_warm_up() -> None:
+def test_roughness_ignores_a_steady_fall_and_the_warm_up() -> None:
     falling = make_record("full", 42, 50.0)
     assert roughness(falling) == pytest.approx(0, abs=1e-12)
     losses = [9.0, *(2.0 + 0.1 * (-1) ** epoch for epoch in range(9))]
@@ -201,7 +201,7 @@ def test_a_diverged_row_is_unstable() -> None:
     assert verdict("bound.stability", records + gone + both)["verdict"] == "undecided"
 
 
-def test_measured_ranges() -> None:
+def test_ranges_of_list_metrics() -> None:
     records = around(("full", 50.0))
     assert BY_ID["peak"].rule.decide(Evidence(records)).verdict == "holds"
     assert verdict("entropy", records)["ours"] == pytest.approx((0.99, 0.99))
@@ -216,8 +216,8 @@ def test_measured_ranges() -> None:
 
 @pytest.mark.parametrize("name", ["entropy", "peak"])
 @pytest.mark.parametrize("scale", ["lite", "paper"])
-def test_sharpness_of_routing_is_open_at_any_length(name: str, scale: str) -> None:
-    """The start of the field and the averaging of head diversity, which the paper does not give, decide it."""
+def test_sharpness_of_routing_stays_open(name: str, scale: str) -> None:
+    """It depends on the start of the field and the averaging of head diversity, which the paper does not specify."""
     found = verdict(name, make_records({"full": (85.9, 86.0, 85.9)}, scale=scale))
     assert found["verdict"] == "undecided"
     assert found["why"] == "open: depends on the start of the field and on how head diversity is averaged"
@@ -241,16 +241,16 @@ def test_classes() -> None:
     assert verdict("classes.cat", records)["ours"] == pytest.approx(-10)
 
 
-def test_ten_times_is_asked_of_the_size_of_an_effect() -> None:
-    """An effect of the other sign is an effect."""
+def test_ten_times_compares_absolute_effects() -> None:
+    """Effects of either sign count."""
     rows = ("full", 50.0), ("transport_identity", 44.0)
     assert verdict("roles.order_of_magnitude", around(*rows, ("routing_uniform", 50.0)))["verdict"] == "holds"
     for other in (48.0, 52.0):
         assert verdict("roles.order_of_magnitude", around(*rows, ("routing_uniform", other)))["verdict"] == "fails"
 
 
-def test_ten_times_is_asked_over_the_seeds_that_all_rows_have() -> None:
-    """Sixty quiet seeds of two rows do not make up for the noise of the fifteen that have the third."""
+def test_ten_times_uses_common_seeds() -> None:
+    """Sixty quiet seeds of two rows do not reduce the noise of the fifteen seeds that the third row has."""
     shifts = np.random.default_rng(1).normal(size=60)
     seeds = range(60)
     full, uniform = [50.0] * 60, [50.0 + 0.5 * (x if s < 15 else 0.01 * x) for s, x in zip(seeds, shifts, strict=True)]
@@ -263,7 +263,7 @@ def test_ten_times_is_asked_over_the_seeds_that_all_rows_have() -> None:
     assert "the interval contains 0" in found["why"]
 
 
-def test_a_verdict_is_the_side_of_the_interval() -> None:
+def test_verdict_follows_the_side_of_the_interval() -> None:
     for change in (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2):
         found = verdict("transport.cifar10", around(("full", 50.0), ("transport_identity", 50.0 + change)))
         low, high = found["interval"]
@@ -297,19 +297,19 @@ def test_robustness_is_decided_by_the_worst_row() -> None:
 
 
 @pytest.mark.parametrize("metric", CELL_METRICS)
-def test_every_metric_reads_a_row(metric: str) -> None:
+def test_every_metric_is_finite_or_missing(metric: str) -> None:
     flat = {"energy": [None] * 3, "energy_start": [None] * 3}  # a plane has no Coulomb energy
     for record in (make_record("full", 42, 50.0), make_record("full", 42, 50.0, diagnostics=flat)):
         value = CELL_METRICS[metric](record)
         assert value is None or math.isfinite(value)
 
 
-def test_margins_stand_in_the_ledger() -> None:
+def test_two_sided_claims_have_margins() -> None:
     rules = [claim.rule for claim in TRAINED if isinstance(claim.rule, LiesBetween) and claim.rule.two_sided]
     assert len(rules) > 20
     assert all(rule.low < rule.high for rule in rules)
 
 
-def test_no_path_of_a_machine_in_a_ledger() -> None:
+def test_ledger_contains_no_local_path() -> None:
     folder = Path(__file__).parent.parent.parent / "src" / "quatsphere" / "study" / "claims"
     assert not any("/home" in path.read_text() for path in folder.glob("*.py"))

@@ -33,7 +33,7 @@ TRANSPORT = CONTRASTS["transport"]
 
 
 def test_intervals_cover_the_mean_over_seeds_and_images() -> None:
-    """Both are random: an interval over seeds alone would miss far more often than one time in twenty."""
+    """Both are random: an interval over seeds only would miss far more often than one time in twenty."""
     rng, count = np.random.default_rng(0), 200
     missed = missed_by_seeds = total = 0
     for _ in range(300):
@@ -55,7 +55,7 @@ def test_intervals_cover_the_mean_over_seeds_and_images() -> None:
     assert missed_by_seeds / total > 0.15
 
 
-def test_without_an_effect_of_images_the_interval_is_that_of_the_seeds() -> None:
+def test_without_image_effect_the_interval_is_over_seeds() -> None:
     rows = {"transport_identity": {s: np.full(50, v) for s, v in enumerate((1.0, 2.0, 4.0))}}
     rows["full"] = dict.fromkeys(range(3), np.zeros(50))
     (found,) = points_of(TRANSPORT, {IMAGES[0]: rows})
@@ -65,7 +65,7 @@ def test_without_an_effect_of_images_the_interval_is_that_of_the_seeds() -> None
     assert found.image_error == pytest.approx(0, abs=1e-9)
 
 
-def test_seed_variance_is_that_of_all_lengths() -> None:
+def test_seed_variance_is_pooled_over_lengths() -> None:
     def rows(*values: float) -> dict[str, dict[int, np.ndarray]]:
         own = {seed: np.full(20, value) for seed, value in enumerate(values)}
         return {"transport_identity": own, "full": dict.fromkeys(own, np.zeros(20))}
@@ -78,7 +78,7 @@ def test_seed_variance_is_that_of_all_lengths() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_levels_reject_what_holm_rejects(p_values: list[float]) -> None:
+def test_holm_levels_match_the_textbook_procedure(p_values: list[float]) -> None:
     """The textbook procedure: go through the sorted p-values, stop at the first above level/(m - i)."""
     order = np.argsort(p_values, kind="stable")
     rejected = set()
@@ -160,12 +160,12 @@ def curve_of(name: str, *by_length: list[float]) -> Curve:
         ("transport", ([-3.0, -3.1, -2.9],), "undecided"),
     ],
 )
-def test_verdict_in_trend(name: str, by_length: tuple[list[float], ...], expected: str) -> None:
+def test_verdict_over_lengths(name: str, by_length: tuple[list[float], ...], expected: str) -> None:
     assert curve_of(name, *by_length).trend == expected
 
 
-def made_up(variant: str, seed: int, images: int, share: float) -> dict[str, object]:
-    """A cell of 200 test images in two classes, of which a share is right."""
+def make_cell(variant: str, seed: int, images: int, share: float) -> dict[str, object]:
+    """A cell with 200 test images of two classes and an expected accuracy."""
     rng = np.random.default_rng([seed, images, len(variant)])
     labels = np.repeat([0, 1], 100)
     predicted = np.where(rng.random(200) < share, labels, 1 - labels)
@@ -180,9 +180,9 @@ def made_up(variant: str, seed: int, images: int, share: float) -> dict[str, obj
     }
 
 
-def test_from_cells_to_curves_and_tables() -> None:
+def test_curves_and_tables_from_cells() -> None:
     cells = [
-        made_up(row, seed, images, share)
+        make_cell(row, seed, images, share)
         for images in IMAGES[:2]
         for row, share in (("full", 0.9), ("transport_identity", 0.6), ("attention", 0.9))
         for seed in (42, 1, 2)
@@ -205,15 +205,15 @@ def test_from_cells_to_curves_and_tables() -> None:
 
 
 def test_only_registered_seeds_and_finished_cells_count() -> None:
-    cells = [made_up(row, seed, 90_000, 0.5) for row in ("full", "transport_identity") for seed in (42, 1, 2, 1001)]
+    cells = [make_cell(row, seed, 90_000, 0.5) for row in ("full", "transport_identity") for seed in (42, 1, 2, 1001)]
     assert curves(cells)["transport"].points[0].estimate.n == 3
     lost = {"status": "diverged", "dataset": "cifar10", "variant": "full", "seed": 3, "config": {"train.epochs": 2}}
     assert curves([*cells, lost])["transport"].verdicts == ("undecided",)
 
 
-def test_rows_outside_the_contrasts_have_their_change() -> None:
+def test_exploratory_table_has_other_rows() -> None:
     cells = [
-        made_up(row, seed, 270_000, share) for row, share in (("full", 0.9), ("plain", 0.5)) for seed in (42, 1, 2)
+        make_cell(row, seed, 270_000, share) for row, share in (("full", 0.9), ("plain", 0.5)) for seed in (42, 1, 2)
     ]
     (line,) = length_tables(cells)[2].rows
     assert line[:2] == ("QSV without its asymmetries", "full")
@@ -225,10 +225,10 @@ def with_epochs(cell: dict[str, object], epochs: int) -> dict[str, object]:
     return {**cell, "cell": name}
 
 
-def test_tables_without_a_column_for_length_take_one() -> None:
-    """The greatest length with three seeds of the full model: one cell of a longer run does not hide the others."""
-    short = [with_epochs(made_up("full", seed, 90_000, 0.5), 2) for seed in (42, 1, 2)]
-    long = [with_epochs(made_up("full", seed, 270_000, 0.5), 6) for seed in (42, 1, 2)]
+def test_one_length_is_chosen_for_other_tables() -> None:
+    """The greatest length with three seeds of the full model; a single longer cell is ignored."""
+    short = [with_epochs(make_cell("full", seed, 90_000, 0.5), 2) for seed in (42, 1, 2)]
+    long = [with_epochs(make_cell("full", seed, 270_000, 0.5), 6) for seed in (42, 1, 2)]
     assert at_one_length([*short, *long]) == long
     assert at_one_length([*short, long[0]]) == short
     plain = [{**cell, "cell": f"cifar10.full.s{cell['seed']}"} for cell in short]

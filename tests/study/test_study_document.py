@@ -25,7 +25,7 @@ from quatsphere.study.document import (
 )
 from quatsphere.study.paper_tables import epoch_table
 from quatsphere.study.results import Results
-from quatsphere.study.tables import format_number
+from quatsphere.study.tables import format_value
 
 ROOT = Path(__file__).parent.parent.parent
 LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results.md"
@@ -50,7 +50,7 @@ def test_the_page_has_no_line_for_every_seed(lite: Results) -> None:
     assert max(line.count("|") for line in PAGE.read_text(encoding="utf-8").splitlines()) < 12
 
 
-def test_the_page_says_how_long_was_trained_and_what_is_reproduced(lite: Results) -> None:
+def test_the_page_states_length_and_reproduced_accuracies(lite: Results) -> None:
     text = PAGE.read_text(encoding="utf-8").split("what is undecided\n\n")[1].split("\n")[0]
     assert text.startswith("Measured after 40,000 images, when QSV is right on 41.6 % of the test images")
     assert "softmax regression on the same samples on 38.8 %" in text
@@ -73,7 +73,7 @@ def found_in(records: list[dict[str, Any]], name: str) -> tuple[Claim, dict[str,
         ("uniform.cifar10", "routing_uniform", 4.0, "not seen at this length"),
     ],
 )
-def test_a_short_study_says_direction_and_size(name: str, row: str, change: float, words: str) -> None:
+def test_short_study_reports_direction_and_size(name: str, row: str, change: float, words: str) -> None:
     noise = (0.01, -0.01, 0.0)
     records = make_records({"full": [50.0] * 3, row: [50.0 + change + x for x in noise]}, seeds=(42, 1, 2))
     claim, found, evidence = found_in(records, name)
@@ -81,7 +81,7 @@ def test_a_short_study_says_direction_and_size(name: str, row: str, change: floa
     assert describe_verdict(claim, found, True) == words
 
 
-def test_at_the_papers_size_a_verdict_is_a_verdict() -> None:
+def test_verdicts_at_the_papers_size() -> None:
     claim, found, evidence = found_in(make_records(PAPER, seeds=(42, 1, 2), scale="paper"), "frozen_random")
     assert not is_short(evidence)
     assert describe_verdict(claim, found, False) == "holds"
@@ -99,7 +99,7 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
     assert "softmax regression on the same samples on 38.8 %" in headline(Results(tmp_path), evidence, found)
 
 
-def test_statements_are_counted_by_kind() -> None:
+def test_claims_are_counted_by_kind() -> None:
     found = [claim.to_json(claim.decide(Evidence([]))) for claim in CLAIMS]
     text = count_claims(found)
     assert text.startswith(
@@ -142,14 +142,14 @@ def test_intervals_that_the_reading_quotes(lite: Results) -> None:
     assert intervals == [pytest.approx(x, abs=0.005) for x in ((-1.10, 1.57), (-2.64, 1.84), (0.05, 4.38))]
 
 
-def test_results_are_small_and_name_no_machine(lite: Results) -> None:
+def test_results_are_small_and_contain_no_local_path(lite: Results) -> None:
     files = [path for path in LITE.rglob("*") if path.is_file() and "runs" not in path.relative_to(LITE).parts]
     assert sum(path.stat().st_size for path in files) < SMALL
     assert not any("data.root" in path.read_text() for path in files)
 
 
-def test_numbers_for_people() -> None:
-    assert format_number(None) == "-"
-    assert format_number((0.9, 1.8)) == "0.9 to 1.8"
-    assert format_number((1, 2, 3)) == "1, 2, 3"
-    assert format_number(0.123456) == "0.1235"
+def test_number_format() -> None:
+    assert format_value(None) == "-"
+    assert format_value((0.9, 1.8)) == "0.9 to 1.8"
+    assert format_value((1, 2, 3)) == "1, 2, 3"
+    assert format_value(0.123456) == "0.1235"

@@ -51,14 +51,14 @@ def test_only_the_target_changes(row: str, digits: Dataset) -> None:
         ({"model__positions": "frozen"}, "parameter layout.shells.0.positions is gone"),
     ],
 )
-def test_anything_else_is_seen(more: dict[str, Any], seen: str, digits: Dataset) -> None:
+def test_other_differences_are_found(more: dict[str, Any], seen: str, digits: Dataset) -> None:
     found = find_differences(
         cell_of("transport_identity", **more), cell_of("full"), VARIANTS["transport_identity"], digits
     )
     assert any(seen in text for text in found), found
 
 
-def test_a_row_that_names_a_second_setting_is_still_caught_by_its_weights(digits: Dataset) -> None:
+def test_effects_of_named_settings_must_be_declared(digits: Dataset) -> None:
     """Naming a setting does not declare its effect on the initial state."""
     greedy = Variant("x", {"model.transport": "identity", "model.rounds": 0})
     found = find_differences(cell_of("transport_identity", model__rounds=0), cell_of("full"), greedy, digits)

@@ -39,7 +39,7 @@ def test_ids_are_unique_and_name_the_cell(plan: str) -> None:
         assert cell.id == f"{cell.dataset}.{cell.variant}{length}.s{cell.config.train.seed}"
 
 
-def test_lite_has_the_seeds_that_were_asked_for() -> None:
+def test_lite_has_the_promised_seeds() -> None:
     cells = plan_cells(PLANS["lite"])
     seeds = Counter(cell.variant for cell in cells if cell.dataset == "cifar10")
     assert all(seeds[row] >= 5 for row in FIVE_SEEDS)
@@ -52,7 +52,7 @@ def test_every_row_is_in_the_paper_plan() -> None:
     assert {cell.variant for cell in plan_cells(PLANS["paper"])} == set(VARIANTS)
 
 
-def test_all_rows_at_one_seed_come_before_the_next_seed_and_the_first_list_first() -> None:
+def test_order_of_cells() -> None:
     cells = plan_cells(PLANS["lite"])
     seeds = [cell.seed for cell in cells]
     assert seeds == sorted(seeds, key=(42, 1, 2, 3, 4).index)
@@ -71,7 +71,7 @@ def test_paper_cells_are_the_paper_presets() -> None:
     assert cifar100.train.patience == 50
 
 
-def test_lite_follows_the_preset_but_for_its_schedule_and_width() -> None:
+def test_lite_follows_the_preset_except_schedule_and_width() -> None:
     flat = lite("full")
     own = {*SCALES["lite"].datasets["cifar10"], *SCALES["lite"].settings, *(f"model.{name}" for name in LITE_SIZE)}
     assert {name: flat[f"model.{name}"] for name in LITE_SIZE} == LITE_SIZE
@@ -96,13 +96,13 @@ def test_widths_come_from_the_budget_of_the_full_model() -> None:
     assert wide.dim == full.dim
 
 
-def test_a_factor_multiplies_what_the_scale_has() -> None:
+def test_scaled_settings_multiply_the_scales_value() -> None:
     assert lite("lr_double")["optim.peak_lr"] == 2 * PRESETS["lite"]["optim"]["peak_lr"]
     changed = cell_config(SCALES["lite"], "cifar10", "lr_half", 1, data_root=None, settings={"optim.peak_lr": 0.01})
     assert changed.optim.peak_lr == 0.005
 
 
-def test_settings_change_every_cell_but_a_row_keeps_its_own() -> None:
+def test_settings_change_every_cell_except_the_rows_own_changes() -> None:
     cells = plan_cells(PLANS["smoke"], settings={"train.epochs": 2, "model.routing": "absolute"})
     by_row = {cell.variant: cell.config for cell in cells}
     assert all(config.train.epochs == 2 for config in by_row.values())
@@ -122,7 +122,7 @@ def test_a_row_that_changes_nothing_at_a_scale_is_left_out() -> None:
     assert with_dropout - without == {"dropout_none"}
 
 
-def test_only_and_seeds_choose() -> None:
+def test_only_and_seeds_select_cells() -> None:
     chosen = plan_cells(PLANS["lite"], only=["transport*", "cifar100*.full.*"], seeds=[7])
     assert [cell.id for cell in chosen] == [
         "cifar10.transport_identity.s7",
@@ -133,7 +133,7 @@ def test_only_and_seeds_choose() -> None:
         plan_cells(PLANS["lite"], only=["nothing"])
 
 
-def test_data_of_its_own_file_is_looked_for_in_the_data_folder(tmp_path, monkeypatch) -> None:
+def test_archive_is_found_in_the_data_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("QUATSPHERE_DATA", str(tmp_path))
     (tmp_path / "cifar100-part.zip").touch()
     (cell,) = plan_cells(PLANS["lite"], only=["cifar100*.full.s1"])
@@ -142,7 +142,7 @@ def test_data_of_its_own_file_is_looked_for_in_the_data_folder(tmp_path, monkeyp
     assert whole.config.data.root == "somewhere"
 
 
-def test_every_variant_says_what_it_is() -> None:
+def test_variants_have_titles_and_references() -> None:
     assert all(variant.reference in VARIANTS and variant.title for variant in VARIANTS.values())
     assert len({variant.title for variant in VARIANTS.values()}) == len(VARIANTS)
     assert all(not variant.changes for name, variant in VARIANTS.items() if name in ("full", "attention", "resnet20"))
@@ -159,7 +159,7 @@ def test_stages_of_the_curve_run_one_after_the_other() -> None:
     assert all(cell.config.train.epochs == cell.epochs and cell.config.data.train_limit is None for cell in cells)
 
 
-def test_a_length_is_part_of_a_cells_name_and_can_be_chosen() -> None:
+def test_cell_names_contain_the_length() -> None:
     cells = plan_cells(PLANS["curve"], only=["*.full.e6.*"])
     assert [cell.id for cell in cells] == [f"cifar10.full.e6.s{seed}" for seed in (42, 1, 2, 3, 4)]
     assert {reference_of(cell, PLANS["curve"]).config.train.epochs for cell in cells} == {6}

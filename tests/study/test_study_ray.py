@@ -39,7 +39,7 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def test_every_cell_finishes_exactly_once_although_a_node_dies(tmp_path: Path, cluster: Any) -> None:
+def test_every_cell_finishes_once_when_a_node_dies(tmp_path: Path, cluster: Any) -> None:
     doomed = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     results, observer = Results(tmp_path / "results"), OutcomeList()
@@ -63,7 +63,7 @@ def kill_at_work(cluster: Any, node: Any, results: Results) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
-def test_rows_are_those_of_local_processes(tmp_path: Path, cluster: Any) -> None:
+def test_ray_and_local_records_are_equal(tmp_path: Path, cluster: Any) -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     cells = plan_cells(PLANS["smoke"], only=["full"], seeds=[1])
     rows = []

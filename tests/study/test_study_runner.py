@@ -33,7 +33,7 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def test_a_finished_cell_is_a_row_and_is_not_trained_again(results: Results, in_process: Any) -> None:
+def test_finished_cell_has_a_record_and_is_skipped(results: Results, in_process: Any) -> None:
     cells = short_cells("full", "both_off")
     assert run_plan("smoke", cells, results, in_process).finished == 2
     row = results.read("digits.full.s1")
@@ -63,7 +63,7 @@ def test_cells_that_differ_in_their_seed_share_their_settings(results: Results) 
     assert json.loads(results.file("cifar10.full.s2").read_text())["config"] == file.stem
 
 
-def test_settings_that_are_gone_or_changed_are_named(results: Results) -> None:
+def test_missing_or_changed_settings_are_reported(results: Results) -> None:
     with results.open():
         results.write("cifar10.full.s1", make_record("full", 1, 50.0))
     (file,) = results.settings.iterdir()
@@ -88,7 +88,7 @@ def test_records_of_format_1_are_read(results: Results) -> None:
     assert results.read("digits.full.s1") == row
 
 
-def test_a_finished_cell_of_other_settings_is_refused(results: Results, in_process: Any) -> None:
+def test_finished_cell_with_other_settings_is_an_error(results: Results, in_process: Any) -> None:
     run_plan("smoke", short_cells("full"), results, in_process)
     with pytest.raises(
         ConfigError, match=r"digits.full.s1 was finished with other settings \(train.epochs: 1 there, 2 now"
@@ -98,7 +98,7 @@ def test_a_finished_cell_of_other_settings_is_refused(results: Results, in_proce
     assert run_plan("smoke", moved, results, in_process).skipped == 1
 
 
-def test_a_setting_younger_than_a_row_counts_as_its_default(results: Results, in_process: Any) -> None:
+def test_setting_missing_in_a_record_counts_as_default(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
     run_plan("smoke", cells, results, in_process)
     row = results.read("digits.full.s1")
@@ -117,7 +117,7 @@ def test_a_failing_cell_does_not_stop_the_others(results: Results, in_process: A
     assert results.status()["plans"]["smoke"]["missing"] == ["digits.full.s1"]
 
 
-def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, in_process: Any) -> None:
+def test_lost_record_is_restored_without_training(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
     run_plan("smoke", cells, results, in_process)
     first = results.file("digits.full.s1").read_text()
@@ -128,7 +128,7 @@ def test_a_run_whose_row_was_lost_is_not_trained_again(results: Results, in_proc
     assert sorted(path.name for path in results.run("digits.full.s1").checkpoints.iterdir()) == weights
 
 
-def test_a_row_has_the_predictions_and_the_hash_of_its_weights(results: Results, in_process: Any) -> None:
+def test_record_has_predictions_and_hash_of_weights(results: Results, in_process: Any) -> None:
     cells = short_cells("full")
     run_plan("smoke", cells, results, in_process)
     row = results.read("digits.full.s1")
@@ -153,14 +153,14 @@ def test_a_cell_that_diverges_is_a_result(results: Results, in_process: Any) -> 
 
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("none", 0), ("all", 2)])
-def test_weights_that_stay(keep: str, left: int, results: Results, in_process: Any) -> None:
+def test_kept_weights(keep: str, left: int, results: Results, in_process: Any) -> None:
     cells = short_cells("full", train__checkpoint_steps=1)
     run_plan("smoke", cells, results, in_process, keep_weights=keep)
     steps = list(results.run("digits.full.s1").checkpoints.glob("step-*"))
     assert len(steps) == left if keep != "all" else len(steps) >= left
 
 
-def test_what_is_inside_can_be_measured_later(results: Results, in_process: Any) -> None:
+def test_diagnostics_can_be_added_later(results: Results, in_process: Any) -> None:
     cells = short_cells("full", "both_off")
     run_plan("smoke", cells, results, in_process)
     results.drop_weights("digits.both_off.s1", "none")
@@ -185,19 +185,19 @@ def test_status_counts(results: Results, in_process: Any) -> None:
     }  # fmt: skip
 
 
-def test_a_second_runner_is_refused(results: Results, in_process: Any) -> None:
+def test_second_runner_is_an_error(results: Results, in_process: Any) -> None:
     with results.open(), pytest.raises(CheckpointError, match="is locked by pid"):
         run_plan("smoke", short_cells("full"), results, in_process)
 
 
-def test_a_damaged_row_is_named(results: Results) -> None:
+def test_damaged_record_is_reported(results: Results) -> None:
     with results.open():
         results.file("digits.full.s1").write_text('{"half": ')
     with pytest.raises(CheckpointError, match=r"damaged result \(.*digits.full.s1.json"):
         results.finished()
 
 
-def test_leftovers_of_a_killed_writer_are_no_rows(results: Results) -> None:
+def test_leftovers_of_a_killed_writer_are_ignored(results: Results) -> None:
     with results.open():
         pass
     (results.cells / ".digits.full.s1.json.tmp.999999999").write_text("{")
@@ -218,7 +218,7 @@ class EventLog(StudyObserver):
         self.events.append(f"ended {outcome.request.id} {outcome.error[:60]}")
 
 
-def test_a_worker_says_why_it_failed_and_logs_beside_its_run(results: Results, tmp_path: Path) -> None:
+def test_worker_reports_its_failure_and_writes_a_log(results: Results, tmp_path: Path) -> None:
     """In a separate process; the error is returned as one line."""
     cell = plan_cells(PLANS["lite"], only=["cifar10.full.s1"], data_root=str(tmp_path))[0]
     log = EventLog()

@@ -30,7 +30,7 @@ from quatsphere.study.worker import train_cell
 
 KILLS = 10
 LONGEST = 0.8
-"""Seconds a runner lives at most before it is killed: too short for all cells, long enough for some."""
+"""Maximum lifetime of a runner in seconds: too short for all cells, long enough for some."""
 
 
 SHORT = {"data.train_limit": 64}
@@ -38,13 +38,13 @@ SHORT = {"data.train_limit": 64}
 
 
 class Study(NamedTuple):
-    """A finished smoke study whose runner was killed again and again."""
+    """A finished smoke study whose runner was killed several times."""
 
     results: Results
     after: list[dict[str, bytes]]
-    """The rows after each kill and at the end."""
-    undisturbed: dict[str, Any]
-    """The row of the first cell, trained without a break."""
+    """Records after each kill and at the end."""
+    uninterrupted: dict[str, Any]
+    """Record of the first cell, trained without interruption."""
 
 
 SET = ("--set", *(f"{key}={value}" for key, value in SHORT.items()))
@@ -72,7 +72,7 @@ def start(folder: Path, worker: tuple[str, ...] = runner.WORKER_COMMAND, *words:
 
 
 def ended(pid: int, seconds: float) -> int | None:
-    """The exit code, if it ends within so many seconds."""
+    """Exit code of a process, or None if it does not end in time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         done, state = os.waitpid(pid, os.WNOHANG)
@@ -88,10 +88,10 @@ def rows_of(results: Results) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Ten kills at random moments, then let it end. The undisturbed cell comes first: it warms the workers up."""
+    """Kill the runner ten times at random moments, then let it finish; the uninterrupted cell warms the workers up."""
     folder = tmp_path_factory.mktemp("study")
     first = plan_cells(PLANS["smoke"], settings=SHORT)[0]
-    undisturbed = train_cell(make_request(first, Results(folder / "undisturbed")))
+    uninterrupted = train_cell(make_request(first, Results(folder / "uninterrupted")))
     results, moments, after = Results(folder / "smoke"), random.Random(5), []
     with warm_workers(folder) as worker:
         for _ in range(KILLS):
@@ -101,10 +101,10 @@ def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
             os.waitpid(pid, 0)
             after.append(rows_of(results))
         assert ended(start(results.path, worker), 500) == 0, results.path.with_suffix(".log").read_text()
-    return Study(results, [*after, rows_of(results)], undisturbed)
+    return Study(results, [*after, rows_of(results)], uninterrupted)
 
 
-def test_kills_lose_no_finished_cell_and_double_none(study: Study) -> None:
+def test_kills_neither_lose_nor_repeat_finished_cells(study: Study) -> None:
     for before, later in itertools.pairwise(study.after):
         assert all(later[name] == row for name, row in before.items())
     rows = study.after[-1]
@@ -116,22 +116,22 @@ def test_kills_lose_no_finished_cell_and_double_none(study: Study) -> None:
         assert len(json.loads(rows[name])["trajectory"]["train_loss"]) == 2
 
 
-def test_a_killed_and_resumed_cell_is_the_undisturbed_one(study: Study) -> None:
-    kept = study.results.read(study.undisturbed["cell"])
+def test_resumed_cell_equals_the_uninterrupted_one(study: Study) -> None:
+    kept = study.results.read(study.uninterrupted["cell"])
     assert kept is not None
-    assert kept["test_accuracy"] == pytest.approx(study.undisturbed["test_accuracy"], abs=1e-7)
-    assert kept["trajectory"]["train_loss"] == pytest.approx(study.undisturbed["trajectory"]["train_loss"], abs=1e-6)
+    assert kept["test_accuracy"] == pytest.approx(study.uninterrupted["test_accuracy"], abs=1e-7)
+    assert kept["trajectory"]["train_loss"] == pytest.approx(study.uninterrupted["trajectory"]["train_loss"], abs=1e-6)
 
 
 @pytest.fixture(scope="module")
 def worker(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    """Warm workers for more."""
+    """Command of warm workers for further tests."""
     with warm_workers(tmp_path_factory.mktemp("warm")) as command:
         yield command
 
 
 def begun(results: Results) -> dict[str, int]:
-    """cell -> process that trains it now, as the locks of the run folders say."""
+    """cell -> process that is training it, from the locks of the run folders."""
     texts = {path.parent.name: path.read_text() for path in results.runs.glob("*/.lock")}
     return {cell: json.loads(text)["pid"] for cell, text in texts.items() if text.endswith("}")}
 
@@ -143,7 +143,7 @@ def wait_for_work(results: Results, pid: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_end_saves_and_says_so(number: int, tmp_path: Path, worker: tuple[str, ...]) -> None:
+def test_signals_save_and_stop(number: int, tmp_path: Path, worker: tuple[str, ...]) -> None:
     results = Results(tmp_path / "smoke")
     pid = start(results.path, worker)
     (child, *_) = wait_for_work(results, pid).values()
@@ -155,7 +155,7 @@ def test_a_polite_end_saves_and_says_so(number: int, tmp_path: Path, worker: tup
         os.kill(child, 0)
 
 
-def test_a_killed_cell_is_reported_and_the_others_go_on(tmp_path: Path, worker: tuple[str, ...]) -> None:
+def test_killed_cell_is_reported_and_others_continue(tmp_path: Path, worker: tuple[str, ...]) -> None:
     results = Results(tmp_path / "smoke")
     pid = start(results.path, worker, "--seeds", "1", "--only", "full", "both_off")
     cell, child = next(iter(wait_for_work(results, pid).items()))
@@ -174,14 +174,14 @@ def call(*words: str) -> str:
     return out.getvalue()
 
 
-def test_status_says_that_all_is_finished(study: Study) -> None:
+def test_status_of_a_finished_study(study: Study) -> None:
     facts = json.loads(call("status", "--results", str(study.results.path), "--json"))
     assert len(facts["plans"]["smoke"]["finished"]) == len(plan_cells(PLANS["smoke"]))
     assert not facts["begun"]
     assert "11" in call("status", "--results", str(study.results.path))
 
 
-def test_its_tables_hold_the_means_of_its_rows(study: Study) -> None:
+def test_tables_contain_means_of_cells(study: Study) -> None:
     tables: list[dict[str, Any]] = json.loads(call("table", "--results", str(study.results.path), "--json"))
     ablation = {row[0]: row for row in next(t for t in tables if t["name"] == "ablation")["rows"]}
     accuracies = {}
@@ -196,13 +196,13 @@ def test_its_tables_hold_the_means_of_its_rows(study: Study) -> None:
     assert ablation["Geometric routing"][1] == "-"
 
 
-def test_its_full_model_learns(unchecked: None, tmp_path: Path) -> None:
+def test_full_model_learns(unchecked: None, tmp_path: Path) -> None:
     """The first cell as the plan has it; chance is 10 %."""
     first = plan_cells(PLANS["smoke"])[0]
     assert train_cell(make_request(first, Results(tmp_path)))["test_accuracy"] > 0.6
 
 
-def test_its_tables_name_the_digits_and_quote_no_paper(study: Study) -> None:
+def test_tables_of_digits_quote_no_paper(study: Study) -> None:
     tables = {t["name"]: t for t in json.loads(call("table", "--results", str(study.results.path), "--json"))}
     assert tables["ablation"]["head"] == ["Variant", "digits", "change"]
     assert tables["context"]["head"] == ["Model", "parameters", "digits", "change"]
@@ -211,7 +211,7 @@ def test_its_tables_name_the_digits_and_quote_no_paper(study: Study) -> None:
     assert "CIFAR" not in json.dumps(tables)
 
 
-def test_its_report_names_the_digits_and_judges_nothing(study: Study, tmp_path: Path) -> None:
+def test_report_of_digits_judges_nothing(study: Study, tmp_path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["report", str(study.results.path), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
@@ -220,7 +220,7 @@ def test_its_report_names_the_digits_and_judges_nothing(study: Study, tmp_path: 
     assert "Not judged: none of these runs is on the paper's data" in html.unescape(page)
 
 
-def test_its_claims_are_a_list_with_every_field(study: Study) -> None:
+def test_claims_have_every_field(study: Study) -> None:
     claims = json.loads(call("claims", "--results", str(study.results.path), "--json"))
     assert len({claim["id"] for claim in claims}) == len(claims) > 100
     for claim in claims:
@@ -236,7 +236,7 @@ def test_its_claims_are_a_list_with_every_field(study: Study) -> None:
 
 @pytest.mark.slow
 def test_the_real_command_with_fresh_processes(tmp_path: Path, study: Study) -> None:
-    """The same rows from workers that are started anew for every cell."""
+    """Workers that start for every cell produce the same records."""
     results = Results(tmp_path / "smoke")
     assert ended(start(results.path), 1200) == 0, results.path.with_suffix(".log").read_text()
     for name in rows_of(study.results):

@@ -48,7 +48,7 @@ def test_pooled_variance_is_the_residual_of_the_two_way_table() -> None:
     assert variance == pytest.approx((residual**2).sum() / freedom)
 
 
-def test_rows_with_fewer_seeds_count_with_what_they_have() -> None:
+def test_rows_with_fewer_seeds() -> None:
     samples = make_samples(3, 5)
     samples["row2"] = {seed: samples["row2"][seed] for seed in (0, 1, 2)}
     _, freedom = pooled_variance(samples)
@@ -59,7 +59,7 @@ def test_rows_with_fewer_seeds_count_with_what_they_have() -> None:
     assert found.value == pytest.approx(np.mean([samples["row2"][s] - samples["row0"][s] for s in range(3)]))
 
 
-def test_interaction_has_its_own_interval() -> None:
+def test_interval_of_an_interaction() -> None:
     samples = make_samples(4, 5)
     weights = {"row0": 1.0, "row1": -1.0, "row2": -1.0, "row3": 1.0}
     found = estimate_contrast(samples, weights)
@@ -70,7 +70,7 @@ def test_interaction_has_its_own_interval() -> None:
 
 
 @given(st.lists(st.floats(-50, 50), min_size=5, max_size=5), st.integers(0, 2**31))
-def test_what_a_seed_does_to_all_rows_changes_no_contrast(shifts: list[float], seed: int) -> None:
+def test_common_seed_effects_cancel(shifts: list[float], seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=(3, 5))
     plain = {f"row{i}": dict(enumerate(map(float, values[i]))) for i in range(3)}
     moved = {row: {s: value + shifts[s] for s, value in of.items()} for row, of in plain.items()}
@@ -104,7 +104,7 @@ def test_equivalence_is_the_90_percent_interval_within_the_margin(value: float, 
     assert found.equivalence(margin) == pytest.approx(max(lower, upper))
 
 
-def test_student() -> None:
+def test_student_t() -> None:
     for freedom in (1, 3, 40):
         assert t_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom))
         assert t_cdf(1.3, freedom) == pytest.approx(stats.t.cdf(1.3, freedom))
@@ -125,13 +125,13 @@ def test_rows_without_a_common_seed_have_no_contrast() -> None:
     assert pooled_variance({})[1] == 0
 
 
-def test_weights_must_cancel() -> None:
+def test_weights_must_sum_to_zero() -> None:
     with pytest.raises(ConfigError, match="sum to zero"):
         estimate_contrast(make_samples(2, 3), {"row0": 1.0, "row1": -0.5})
 
 
-def test_intervals_cover_what_they_say() -> None:
-    """2,000 made-up studies of 6 rows x 5 seeds: 95 % of the intervals hold the true difference, within 3 sigma."""
+def test_coverage_of_intervals() -> None:
+    """Simulate 2,000 studies of 6 rows x 5 seeds: 95 % of the intervals contain the true difference, within 3 sigma."""
     hits = 0
     for _ in range(2000):
         found = estimate_contrast(make_samples(6, 5, effect=3.0), {"row0": 1.0, "row1": -1.0})
@@ -142,8 +142,8 @@ def test_intervals_cover_what_they_say() -> None:
     assert abs(hits / 2000 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 2000)
 
 
-def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
-    """Two rows that move together are the paired t-test, however noisy a third one is."""
+def test_difference_has_its_own_variance_with_twelve_seeds() -> None:
+    """The variance of two correlated rows does not depend on a noisy third row."""
     samples = make_samples(2, OWN_VARIANCE_SEEDS)
     samples["row1"] = {seed: value + 0.01 * samples["row1"][seed] for seed, value in samples["row0"].items()}
     samples["wild"] = {seed: float(x) for seed, x in enumerate(GENERATOR.normal(scale=100, size=OWN_VARIANCE_SEEDS))}
@@ -158,8 +158,8 @@ def test_with_enough_seeds_a_difference_has_its_own_variance() -> None:
 
 
 @given(st.permutations(["row0", "row1", "row2", "row3"]), st.lists(st.integers(-5, 5), min_size=3, max_size=3))
-def test_rows_with_the_same_seeds_are_the_t_test_of_the_contrast(order: list[str], some: list[int]) -> None:
-    """Whatever the weights, and whichever row the differences are taken from."""
+def test_contrast_of_equal_seeds_is_a_t_test(order: list[str], some: list[int]) -> None:
+    """For any weights and any reference row."""
     samples = make_samples(4, 15)
     weights = {row: float(w) for row, w in zip(order, (*some, -sum(some)), strict=True)}
     found = estimate_contrast(samples, weights)
@@ -170,8 +170,8 @@ def test_rows_with_the_same_seeds_are_the_t_test_of_the_contrast(order: list[str
     assert found.freedom == pytest.approx(14)
 
 
-def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
-    """transport - full + 10 (uniform - full): the second difference keeps its seeds; groups of seeds are Welch's."""
+def test_each_difference_uses_all_of_its_seeds() -> None:
+    """transport - full + 10 (uniform - full): the second difference uses all its seeds, with Welch's formula."""
     noise = np.random.default_rng(3).normal(size=(2, 60))
     full = dict.fromkeys(range(60), 0.0)
     uniform, transport = dict(enumerate(noise[0])), {seed: float(noise[1, seed]) for seed in range(45, 60)}
@@ -185,7 +185,7 @@ def test_a_row_with_fewer_seeds_spends_none_of_the_others() -> None:
     assert found.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 44 + parts[1] ** 2 / 14))
 
 
-def test_a_seed_without_its_like_is_left_out() -> None:
+def test_group_of_one_seed_is_left_out() -> None:
     samples = make_samples(3, 20)
     lone = {**samples, "row2": {seed: samples["row2"][seed] for seed in range(19)}}
     weights = {"row0": 1.0, "row1": 1.0, "row2": -2.0}
@@ -196,8 +196,8 @@ def test_a_seed_without_its_like_is_left_out() -> None:
     assert (one.value, one.error, one.freedom) == pytest.approx((other.value, other.error, other.freedom))
 
 
-def test_intervals_of_rows_that_move_together_cover_what_they_say() -> None:
-    """2,000 made-up studies: a pair with common noise and 40 seeds, a third row of 15; 95 % within 3 sigma."""
+def test_coverage_of_intervals_with_correlated_rows() -> None:
+    """Simulate 2,000 studies: two rows with common noise and 40 seeds, a third with 15; 95 % within 3 sigma."""
     generator, hits = np.random.default_rng(5), 0
     for _ in range(2000):
         common, (a, b), c = generator.normal(size=40), 0.3 * generator.normal(size=(2, 40)), generator.normal(size=15)

@@ -44,7 +44,7 @@ def test_images_of_a_cell() -> None:
     assert images_of(part) == part.config.train.epochs * 9_000
 
 
-def test_the_speed_of_a_row_is_better_known_than_that_of_its_model() -> None:
+def test_speed_of_a_row_precedes_that_of_its_model() -> None:
     speeds = SpeedEstimator([speed_row("full", 100.0), speed_row("routing_uniform", 200.0)])
     full, uniform, identity = lite_cells("full", "routing_uniform", "transport_identity")
     images = images_of(full)
@@ -56,7 +56,7 @@ def test_the_speed_of_a_row_is_better_known_than_that_of_its_model() -> None:
     assert SpeedEstimator().seconds(full) is None
 
 
-def test_a_model_nobody_has_heard_of_is_probed() -> None:
+def test_model_without_known_speed_is_timed() -> None:
     (cell,) = plan_cells(PLANS["smoke"], only=["digits.full.s1"])
     assert probe_speed(cell.config) > 0
     speeds = SpeedEstimator()
@@ -64,13 +64,13 @@ def test_a_model_nobody_has_heard_of_is_probed() -> None:
     assert speeds.seconds(cell) is None
 
 
-def test_a_disturbed_step_does_not_count() -> None:
-    """A first step that compiles and one that other work holds up: the median is that of the others."""
+def test_median_ignores_slow_outliers() -> None:
+    """A first step that compiles and a step delayed by other work do not change the median."""
     waits = iter([0.3, 0.01, 0.3, *[0.01] * 100])
     assert 0.01 <= median_seconds(lambda: time.sleep(next(waits))) < 0.03
 
 
-def test_a_slow_step_is_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     median_seconds(lambda: steps.append(time.sleep(0.001)))
     assert len(steps) == 1 + MAX_STEPS
@@ -80,7 +80,7 @@ def test_a_slow_step_is_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> No
     assert next(slow) == 1 + MIN_STEPS
 
 
-def test_a_probe_takes_batches_of_the_plans_size_and_says_so() -> None:
+def test_probe_uses_the_plans_batch_size() -> None:
     sizes = []
     (cell,) = plan_cells(PLANS["smoke"], only=["digits.full.s1"], settings={"train.epochs": 20, "train.batch_size": 24})
     hook = register_module_forward_pre_hook(
@@ -98,11 +98,11 @@ def test_a_probe_takes_batches_of_the_plans_size_and_says_so() -> None:
     assert len(said) == 2
 
 
-def test_time_for_people() -> None:
+def test_duration_format() -> None:
     assert [format_seconds(s) for s in (5, 65, 3 * 3600 + 120)] == ["5 s", "1 min 5 s", "3 h 2 min"]
 
 
-def test_the_display_counts_and_tells(tmp_path: Any) -> None:
+def test_display_of_progress(tmp_path: Any) -> None:
     cells = lite_cells("full", "both_off", "attention")
     display = StudyDisplay(cells, 2, SpeedEstimator([speed_row("full", 100.0)]))
     display.console = Console(file=io.StringIO(), width=200)

@@ -29,7 +29,7 @@ def results(tmp_path: Path, in_process: Any) -> Results:
     return found
 
 
-def test_the_same_machine_makes_the_same_weights(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_machine_reproduces_the_weights(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "verify", CELL, "--results", str(results.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["same_weights"]
@@ -62,7 +62,7 @@ def test_on_another_processor_the_accuracy_decides(results: Results) -> None:
     assert not compare_records(stored, {**other, "test_accuracy": low - 0.01})["verified"]
 
 
-def test_numbers_that_disagree_are_named(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inconsistent_records_are_reported(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
     assert inconsistencies(results.finished()) == {}
     assert main(["study", "check", "--results", str(results.path)]) == 0
     row = results.read(CELL)
@@ -77,12 +77,12 @@ def test_numbers_that_disagree_are_named(results: Results, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("folder", ["curve", "tuning/lr-0.001", "tuning/lr-0.002", "tuning/lr-0.004"])
-def test_published_cells_agree_with_themselves_and_with_their_plan(folder: str) -> None:
+def test_published_cells_are_consistent_and_match_their_plan(folder: str) -> None:
     """Every published cell is still a cell of its plan, with the same settings."""
     results = Results(PUBLISHED / folder)
     assert inconsistencies(results.finished()) == {}
     plan, _, rate = folder.partition("/lr-")
     settings = {"optim.peak_lr": float(rate)} if rate else {}
-    asked = {cell.id: cell for cell in plan_cells(PLANS[plan], settings=settings)}
+    planned = {cell.id: cell for cell in plan_cells(PLANS[plan], settings=settings)}
     for record in results.finished():
-        require_same_settings(record, asked[record["cell"]])
+        require_same_settings(record, planned[record["cell"]])

@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Fixtures of the training tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _digits_in_memory() -> None:
-    """Read the digits once: forks of this process then find scikit-learn imported."""
+    """Read the digits once, so that forks of this process have scikit-learn imported."""
     from quatsphere.data import load_dataset
 
     load_dataset("digits")
@@ -18,7 +18,7 @@ def _digits_in_memory() -> None:
 
 @pytest.fixture(scope="module")
 def unchecked() -> Iterator[None]:
-    """Without the check of shapes, which doubles the time of a run; other tests have it on."""
+    """Disable the check of shapes, which doubles the time of a run; other tests enable it."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

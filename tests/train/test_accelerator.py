@@ -1,8 +1,8 @@
-"""Whole training runs on a made-up accelerator (`counting_device.py`): no GPU, but every mistake of devices is seen.
+"""Training runs on an emulated accelerator (`helpers/counting_device.py`), which detects every use of a wrong device.
 
-BUDGETS holds what one step may ask of a device: launched operations and waits of the host, in a plain step and in one
-with repulsion. Shells, rounds and, where operations are launched per neighbour, vertices are the paper's; widths and
-batch do not matter. The numbers may only fall: a change that needs fewer lowers them, one that needs more is a defect.
+BUDGETS holds the largest number of launched operations and of waits of the host in a plain step and in one with
+repulsion. Shells, rounds and, where operations are launched per neighbour, vertices are the paper's; widths and batch
+do not matter. The numbers may only fall: a change that needs fewer lowers them, one that needs more is a defect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("linear", {"base_vertices": 16}),
 }
 PLAIN, REPULSION = 1, 3
-"""The steps that are looked at: the second of the first epoch, and the last, which repels and has all losses."""
+"""The measured steps: the second of the first epoch, and the last, which has repulsion and all losses."""
 BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
     ("qsv", PLAIN): (9773, 51),
     ("qsv", REPULSION): (10330, 66),
@@ -49,9 +49,9 @@ BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Any]:
-    """What every model's steps asked of the device, from one process of its own."""
+    """Counts of every model's steps, measured in one separate process."""
     models = {label: MODELS[label] for label in MODELS if "triton" not in label or find_spec("triton")}
-    script = Path(__file__).with_name("counting_device.py")
+    script = Path(__file__).parent.parent / "helpers" / "counting_device.py"
     run = subprocess.run(
         [sys.executable, str(script), json.dumps(models)],
         capture_output=True,
@@ -65,7 +65,7 @@ def runs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("model", "step"), BUDGETS)
-def test_a_step_copies_its_batch_and_keeps_its_budget(runs: dict[str, Any], model: str, step: int) -> None:
+def test_step_uploads_its_batch_and_stays_within_budget(runs: dict[str, Any], model: str, step: int) -> None:
     if model not in runs:
         pytest.skip("triton is not installed")
     counts = runs[model]["steps"][step]
@@ -75,7 +75,7 @@ def test_a_step_copies_its_batch_and_keeps_its_budget(runs: dict[str, Any], mode
     assert sum(counts["waits"].values()) <= waits, counts["waits"]
 
 
-def test_losses_are_those_of_the_cpu(runs: dict[str, Any]) -> None:
-    """Dropout masks included: they depend on keys and places alone."""
+def test_losses_equal_those_of_the_cpu(runs: dict[str, Any]) -> None:
+    """Dropout masks are equal as well: they depend only on keys and positions."""
     for run in runs.values():
         assert run["losses"] == pytest.approx(run["on_cpu"], rel=1e-4, abs=1e-8)

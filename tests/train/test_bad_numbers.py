@@ -1,4 +1,4 @@
-"""A number that is not finite stops the run before it can do harm: G13, and what may be loaded again."""
+"""A number that is not finite stops the run before the update; checkpoints with such numbers are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import as_words, tiny_config, trace_of
+from helpers.tiny_runs import as_words, tiny_config, trace_of
 from torch import Tensor
 
 import quatsphere.train.run as run_module
@@ -19,9 +19,10 @@ from quatsphere.errors import CheckpointError, NumericsError
 from quatsphere.geometry.quaternion import random_unit
 from quatsphere.models import Model, build_model
 from quatsphere.storage.checkpoint import load_last_good
-from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
 from quatsphere.train.batches import Batch, Batches
-from quatsphere.train.checkpointing import first_not_finite, restore_weights
+from quatsphere.train.checkpointing import restore_weights
+from quatsphere.train.step import first_not_finite
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 NAN = float("nan")
@@ -31,20 +32,20 @@ def config(**more: Any) -> RunConfig:
     return tiny_config(**{"epochs": 2, "checkpoint_steps": 1} | more)
 
 
-class After(Reporter):
-    """Does something to the model after a step."""
+class ActAfterStep(Reporter):
+    """Calls a function after a step."""
 
-    def __init__(self, step: int, deed: Callable[[], None]) -> None:
-        self.at, self.deed = step, deed
+    def __init__(self, step: int, action: Callable[[], None]) -> None:
+        self.at, self.action = step, action
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
         if progress.step == self.at:
-            self.deed()
+            self.action()
 
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
-    """The models that runs of this test build."""
+    """Models built by the runs of this test."""
     built: list[Model] = []
 
     def build(*words: Any, **options: Any) -> Model:
@@ -56,7 +57,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
 
 
 def spoil_input(step: int, models: list[Model], monkeypatch: pytest.MonkeyPatch) -> Reporter:
-    """One pixel of one image of the next step."""
+    """Set one pixel of an image of the next step to NaN."""
     make = Batches.batch
 
     def batch(self: Batches, epoch: int, number: int, *more: Any) -> Batch:
@@ -70,17 +71,17 @@ def spoil_input(step: int, models: list[Model], monkeypatch: pytest.MonkeyPatch)
 
 
 def spoil_gradient(step: int, models: list[Model], monkeypatch: pytest.MonkeyPatch) -> Reporter:
-    """The gradient of one parameter in the next step."""
-    return After(step, lambda: _hook(models[0].classifier.bias))
+    """Set the gradient of one parameter in the next step to NaN."""
+    return ActAfterStep(step, lambda: _spoil_gradient(models[0].classifier.bias))
 
 
-def _hook(parameter: Tensor) -> None:
+def _spoil_gradient(parameter: Tensor) -> None:
     parameter.register_hook(lambda gradient: gradient * NAN)
 
 
 def spoil_weight(step: int, models: list[Model], monkeypatch: pytest.MonkeyPatch) -> Reporter:
-    """One weight between two steps."""
-    return After(step, lambda: models[0].classifier.weight.data[0, 0].fill_(float("inf")))
+    """Set one weight to infinity between two steps."""
+    return ActAfterStep(step, lambda: models[0].classifier.weight.data[0, 0].fill_(float("inf")))
 
 
 SPOILED = {
@@ -92,7 +93,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("step", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 5, 6, 7, 8))])
 @pytest.mark.parametrize("kind", SPOILED)
-def test_it_stops_before_the_update(
+def test_run_stops_before_the_update(
     kind: str, step: int, models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil, tensor = SPOILED[kind]
@@ -109,9 +110,7 @@ def test_it_stops_before_the_update(
         assert all(torch.equal(now[name], value) for name, value in last.weights.items())
 
 
-def test_the_crash_bundle_names_the_images(
-    models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_file_names_the_images(models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NumericsError):
         train(config(), tmp_path / "run", reporter=spoil_input(6, models, monkeypatch))
     crash = json.loads((tmp_path / "run" / "crash" / "crash.json").read_text())
@@ -121,44 +120,44 @@ def test_the_crash_bundle_names_the_images(
     assert crash["config"]["model"]["name"] == "qsv"
 
 
-def test_a_vertex_that_is_nowhere_stops_the_run(models: list[Model], tmp_path: Path) -> None:
-    """torch samples a pixel at NaN and crashes the process in the gradient, so a loss would never show it."""
-    reporter = After(2, lambda: models[0].layout.shells[0].positions.data[3].fill_(NAN))
+def test_position_that_is_not_finite_stops_the_run(models: list[Model], tmp_path: Path) -> None:
+    """torch ends the process in the gradient of a pixel sampled at NaN, before a loss could show it."""
+    reporter = ActAfterStep(2, lambda: models[0].layout.shells[0].positions.data[3].fill_(NAN))
     with pytest.raises(NumericsError, match=r"^layout\.shells\.0\.positions is not finite \(epoch 1, step 2, "):
         train(config(checkpoint_steps=None), tmp_path / "run", reporter=reporter)
 
 
 @pytest.mark.slow
-def test_a_run_that_crashed_can_go_on(models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_run_can_be_resumed(models: list[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched, pytest.raises(NumericsError):
         train(config(), tmp_path / "run", reporter=spoil_input(6, models, patched))
-    train(config(), tmp_path / "run", Choices(resume=True))
+    train(config(), tmp_path / "run", ResumeOptions(resume=True))
     train(config(), tmp_path / "whole")
     assert trace_of(tmp_path / "run") == trace_of(tmp_path / "whole")
 
 
-def test_a_learning_rate_that_explodes_has_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence_has_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = as_words(config(optim={"peak_lr": 1e6, "div": 1.0}), tmp_path / "run")
     assert main(words) == 5
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("quatsphere: error: ")
-    assert "is not finite (epoch 1, step 1, images [" in said
-    assert "lower the learning rate" in said
+    messages = capsys.readouterr().err.strip().splitlines()[-1]
+    assert messages.startswith("quatsphere: error: ")
+    assert "is not finite (epoch 1, step 1, images [" in messages
+    assert "lower the learning rate" in messages
 
 
 @pytest.mark.slow
-def test_half_precision_gives_up_when_no_scale_helps(models: list[Model], tmp_path: Path) -> None:
-    """An overflow costs a step and halves the scale; a gradient that never fits must not skip for ever."""
+def test_fp16_stops_when_every_scale_overflows(models: list[Model], tmp_path: Path) -> None:
+    """An overflow skips a step and halves the scale; a gradient that never fits must not skip steps for ever."""
     few = {"train_limit": 20, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = config(precision="fp16", epochs=20, batch_size=10, checkpoint_steps=None, data=few)
-    reporter = After(2, lambda: _hook(models[0].classifier.bias))
+    reporter = ActAfterStep(2, lambda: _spoil_gradient(models[0].classifier.bias))
     with pytest.raises(NumericsError, match="a gradient overflows fp16 at every scale"):
         train(settings, tmp_path / "run", reporter=reporter)
     assert first_not_finite(models[0].state_dict().items()) is None
 
 
-def test_a_field_that_left_the_sphere_is_not_saved(models: list[Model], tmp_path: Path) -> None:
-    reporter = After(2, lambda: models[0].fields[0].base.data[0].mul_(1.01))
+def test_field_without_unit_length_is_not_saved(models: list[Model], tmp_path: Path) -> None:
+    reporter = ActAfterStep(2, lambda: models[0].fields[0].base.data[0].mul_(1.01))
     with pytest.raises(NumericsError, match=r"^fields\.0\.base has lost its unit length"):
         train(config(), tmp_path / "run", reporter=reporter)
     last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
@@ -168,19 +167,19 @@ def test_a_field_that_left_the_sphere_is_not_saved(models: list[Model], tmp_path
 
 @pytest.fixture
 def pair() -> tuple[Model, dict[str, Tensor]]:
-    """A model, and weights of another one."""
+    """A model and the weights of another one."""
     return build_model(config().model, seed=1), dict(build_model(config().model, seed=2).state_dict())
 
 
-def test_weights_come_back_as_they_were(pair: tuple[Model, dict[str, Tensor]]) -> None:
+def test_restored_weights_are_equal(pair: tuple[Model, dict[str, Tensor]]) -> None:
     model, weights = pair
     restore_weights(model, weights)
     model.constrain()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_vertices_at_rest_are_not_projected_again(pair: tuple[Model, dict[str, Tensor]]) -> None:
-    """A vertex may lie a last bit off its radius; a resumed run must leave it there as the first one did."""
+def test_restored_vertices_are_not_projected_again(pair: tuple[Model, dict[str, Tensor]]) -> None:
+    """A vertex may differ from its radius in the last bit; a resumed run must not move it, as the first did not."""
     model, weights = pair
     name = "layout.shells.1.positions"
     weights[name] = weights[name] * (1 + 3e-7)
@@ -199,7 +198,7 @@ def test_vertices_at_rest_are_not_projected_again(pair: tuple[Model, dict[str, T
         (lambda w: w.update({"fields.0.base": w["fields.0.base"] * 1.01}), "norm is off by 1.0e-02; --repair"),
     ],
 )
-def test_a_wrong_checkpoint_changes_nothing(
+def test_wrong_weights_change_nothing(
     damage: Callable[[dict[str, Tensor]], object], message: str, pair: tuple[Model, dict[str, Tensor]]
 ) -> None:
     model, weights = pair
@@ -216,16 +215,16 @@ def test_at_most_ten_differences_are_listed(pair: tuple[Model, dict[str, Tensor]
         restore_weights(model, {})
 
 
-def test_repair_renormalises_and_says_what(pair: tuple[Model, dict[str, Tensor]]) -> None:
+def test_repair_renormalises_with_a_note(pair: tuple[Model, dict[str, Tensor]]) -> None:
     model, weights = pair
-    said: list[str] = []
+    messages: list[str] = []
     weights["fields.0.base"] = weights["fields.0.base"] * 1.01
-    restore_weights(model, weights, repair=True, say=said.append)
-    assert said == ["repaired fields.0.base: a norm was off by 1.0e-02"]
+    restore_weights(model, weights, repair=True, note=messages.append)
+    assert messages == ["repaired fields.0.base: a norm was off by 1.0e-02"]
     assert (model.fields[0].base.norm(dim=-1) - 1).abs().max() < 1e-6
 
 
-def test_the_first_bad_tensor_is_named() -> None:
+def test_first_bad_tensor_is_named() -> None:
     good, bad = torch.ones(3), torch.tensor([1.0, NAN])
     assert first_not_finite([("a", good), ("counts", torch.tensor([1]))]) is None
     assert first_not_finite([("a", good), ("b", bad), ("c", bad)]) == "b"

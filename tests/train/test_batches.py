@@ -1,10 +1,10 @@
-"""Batches are a function of (seed, epoch, step) and of nothing else."""
+"""Batches are a function of (seed, epoch, step) alone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny_runs import change, tiny_config
+from helpers.tiny_runs import change, tiny_config
 from torch import Tensor
 
 from quatsphere.config import DataConfig
@@ -26,7 +26,7 @@ def make(dataset: Dataset, size: int, seed: int = 1, **data: float) -> Batches:
 
 
 def by_sample(batches: list[Batch]) -> dict[int, tuple[Tensor, Tensor, int]]:
-    """sample -> what became of it."""
+    """Sample -> (image, target, dropout key)."""
     return {
         int(sample): (image, target, int(key))
         for batch in batches
@@ -43,22 +43,22 @@ def test_order_is_a_permutation_that_depends_on_seed_and_epoch() -> None:
         assert (other == order).float().mean() < 0.02
 
 
-def test_order_does_not_depend_on_what_was_asked_before(digits: Dataset) -> None:
+def test_order_does_not_depend_on_earlier_calls(digits: Dataset) -> None:
     forwards, backwards = make(digits, 16), make(digits, 16)
-    places = [(epoch, step) for epoch in range(3) for step in range(4)]
-    there = {place: forwards.samples(*place) for place in places}
-    back = {place: backwards.samples(*place) for place in reversed(places)}
-    assert all(torch.equal(there[place], back[place]) for place in places)
+    positions = [(epoch, step) for epoch in range(3) for step in range(4)]
+    forward_order = {position: forwards.samples(*position) for position in positions}
+    backward_order = {position: backwards.samples(*position) for position in reversed(positions)}
+    assert all(torch.equal(forward_order[position], backward_order[position]) for position in positions)
 
 
 @pytest.mark.parametrize("size", [1, 10, 16, 63, 64])
-def test_an_epoch_sees_every_image_once(digits: Dataset, size: int) -> None:
+def test_epoch_has_every_image_once(digits: Dataset, size: int) -> None:
     batches = make(digits, size)
     seen = torch.cat([batches.samples(0, step) for step in range(batches.steps)])
     assert sorted(seen.tolist()) == list(range(64))
 
 
-def test_no_image_depends_on_the_batch_size(digits: Dataset) -> None:
+def test_images_do_not_depend_on_the_batch_size(digits: Dataset) -> None:
     few, many = make(digits, 10), make(digits, 16)
     first = by_sample([few.batch(2, step, CPU) for step in range(few.steps)])
     second = by_sample([many.batch(2, step, CPU) for step in range(many.steps)])
@@ -79,7 +79,7 @@ def test_epochs_augment_differently(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("mixing", [{}, {"mixup": 0.2}, {"cutmix": 1.0}])
 @pytest.mark.parametrize("world", [2, 3])
-def test_the_shares_of_all_processes_are_the_whole(digits: Dataset, world: int, mixing: dict[str, float]) -> None:
+def test_parts_of_all_processes_form_the_batch(digits: Dataset, world: int, mixing: dict[str, float]) -> None:
     batches = make(digits, 16, **mixing)
     whole = by_sample([batches.batch(1, 2, CPU)])
     shares = [batches.batch(1, 2, CPU, rank, world) for rank in range(world)]
@@ -93,15 +93,15 @@ def test_the_shares_of_all_processes_are_the_whole(digits: Dataset, world: int, 
 
 
 @pytest.mark.parametrize("mixing", [{}, {"mixup": 0.2}])
-def test_a_process_without_images_gets_one_that_counts_for_nothing(digits: Dataset, mixing: dict[str, float]) -> None:
+def test_process_without_images_gets_one_without_effect(digits: Dataset, mixing: dict[str, float]) -> None:
     batches = make(digits, 63, **mixing)
     assert len(batches.samples(0, 1)) == 1
-    idle = batches.batch(0, 1, CPU, rank=1, world=2)
-    assert len(idle.images) == 1
-    assert idle.targets.sum() == 0
-    assert idle.labels.tolist() == [-1]
-    busy = batches.batch(0, 1, CPU, rank=0, world=2)
-    assert busy.targets.sum().item() == pytest.approx(1)
+    empty = batches.batch(0, 1, CPU, rank=1, world=2)
+    assert len(empty.images) == 1
+    assert empty.targets.sum() == 0
+    assert empty.labels.tolist() == [-1]
+    full = batches.batch(0, 1, CPU, rank=0, world=2)
+    assert full.targets.sum().item() == pytest.approx(1)
 
 
 def test_targets_are_smoothed(digits: Dataset) -> None:
@@ -111,7 +111,7 @@ def test_targets_are_smoothed(digits: Dataset) -> None:
     assert torch.equal(batch.labels, digits.train.labels[batch.samples])
 
 
-def test_without_augmentation_images_are_the_normalised_ones(digits: Dataset) -> None:
+def test_without_augmentation_images_are_only_normalised(digits: Dataset) -> None:
     config = DataConfig(crop_pad=0, flip=False, trivial_augment=False)
     batch = Batches(digits, config, 0, 8, 0.0).batch(0, 0, CPU)
     expected = (digits.train.images[batch.samples].float() / 255 - digits.mean) / digits.std

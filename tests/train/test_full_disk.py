@@ -1,4 +1,4 @@
-"""Disks and memories that run out: the run waits or ends with a reason, and what was saved stays."""
+"""Full disks and memory: the run waits or ends with a reason, and saved checkpoints stay."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Process, tiny_config, trace_of
+from helpers.disks import mounted_tmpfs
+from helpers.tiny_runs import Process, tiny_config, trace_of
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.storage.checkpoint import load_last_good
-from quatsphere.train import Choices, Progress, Reporter, train
-from quatsphere.train import checkpointing as keeper
+from quatsphere.train import Progress, Reporter, ResumeOptions, checkpointing, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-ROOM_FOR_LINES = 20_000
-"""Bytes that a line of metrics or a manifest stays below, and tensors do not."""
+SMALL_FILE = 20_000
+"""Bytes: more than a line of metrics or a manifest, less than the tensors."""
 
 
 def config(**more: Any) -> RunConfig:
@@ -29,7 +29,7 @@ def config(**more: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def trace(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("undisturbed")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     train(config(), folder / "run")
     return trace_of(folder / "run")
 
@@ -39,27 +39,27 @@ def limit_files(size: int) -> None:
 
 
 class FullDisk(Reporter):
-    """The disk takes no more tensors from a step on; after some complaints there is room again."""
+    """From a step on the disk is full for tensors; after some notes there is space again."""
 
-    def __init__(self, step: int, complaints: int) -> None:
-        self.at, self.complaints = step, complaints
+    def __init__(self, step: int, notes: int) -> None:
+        self.at, self.notes = step, notes
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
         if progress.step == self.at:
-            limit_files(ROOM_FOR_LINES)
+            limit_files(SMALL_FILE)
 
     def note(self, message: str) -> None:
         print(message)
-        self.complaints -= 1
-        if self.complaints == 0:
+        self.notes -= 1
+        if self.notes == 0:
             limit_files(resource.RLIM_INFINITY)
 
 
-def life(run: Path, reporter: Reporter, retry: float) -> Process:
-    """A run with this reporter in a process of its own: its limits are its own too."""
+def run_process(run: Path, reporter: Reporter, retry: float) -> Process:
+    """Run with this reporter in a separate process, which has its own limits."""
 
     def work() -> int:
-        keeper.RETRY_SECONDS = retry
+        checkpointing.RETRY_SECONDS = retry
         try:
             train(config(), run, reporter=reporter)
         except QuatsphereError as error:
@@ -71,21 +71,21 @@ def life(run: Path, reporter: Reporter, retry: float) -> Process:
 
 
 @pytest.mark.parametrize("step", [1, 4, 6])
-def test_a_full_disk_pauses_the_run(step: int, trace: dict[str, Any], tmp_path: Path) -> None:
-    process = life(tmp_path / "run", FullDisk(step, 3), retry=0.05)
+def test_full_disk_pauses_the_run(step: int, trace: dict[str, Any], tmp_path: Path) -> None:
+    process = run_process(tmp_path / "run", FullDisk(step, 3), retry=0.05)
     assert process.wait() == 0, process.text
-    said = process.text.splitlines()
-    assert len(said) == 3
+    messages = process.text.splitlines()
+    assert len(messages) == 3
     kept = "" if step == 1 else f"step {step - 1} kept; "
-    assert " free on " in said[0]
-    assert said[0].startswith("checkpoint needs ")
-    assert said[0].endswith(f"; {kept}free some space; training paused, retrying every 0.05 s (Ctrl-C to stop)")
+    assert " free on " in messages[0]
+    assert messages[0].startswith("checkpoint needs ")
+    assert messages[0].endswith(f"; {kept}free some space; training paused, retrying every 0.05 s (Ctrl-C to stop)")
     assert trace_of(tmp_path / "run") == trace
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], tmp_path: Path) -> None:
-    process = life(tmp_path / "run", FullDisk(6, -1), retry=60)
+def test_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], tmp_path: Path) -> None:
+    process = run_process(tmp_path / "run", FullDisk(6, -1), retry=60)
     process.wait_until(lambda: process.log.exists() and "training paused" in process.text)
     process.send(number)
     assert process.wait() == code, process.text
@@ -93,12 +93,12 @@ def test_a_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], 
     last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
     assert last is not None
     assert last.step == 5
-    train(config(), tmp_path / "run", Choices(resume=True))
+    train(config(), tmp_path / "run", ResumeOptions(resume=True))
     assert trace_of(tmp_path / "run") == trace
 
 
 class OutOfMemory(Reporter):
-    """From the start on the process may have little more memory than it has."""
+    """Limits the memory of the process at the start of the run to little more than it has."""
 
     def start(self, facts: dict[str, Any]) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -106,7 +106,7 @@ class OutOfMemory(Reporter):
         resource.setrlimit(resource.RLIMIT_AS, (more, more))
 
 
-def test_out_of_memory_says_how_much_a_step_needs(tmp_path: Path) -> None:
+def test_out_of_memory_states_the_memory_of_a_step(tmp_path: Path) -> None:
     big = config(model={"dim": 128, "base_vertices": 256, "neighbours": 16}, batch_size=64, checkpoint_steps=None)
 
     def work() -> int:
@@ -125,22 +125,17 @@ def test_out_of_memory_says_how_much_a_step_needs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; skipped where this user may not mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    """File system of 4 MiB."""
+    with mounted_tmpfs(tmp_path / "disk", "4m") as disk:
+        yield disk
 
 
 class Filler(Reporter):
-    """Fills a disk to a level after a step; empties it at the first complaint."""
+    """Fills a disk up to a level after a step and frees it at the first note."""
 
     def __init__(self, disk: Path, step: int, left: int) -> None:
         self.disk, self.at, self.left = disk, step, left
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
         if progress.step == self.at:
@@ -151,7 +146,7 @@ class Filler(Reporter):
             (self.disk / "filler").write_bytes(bytes(max(0, free - self.left)))
 
     def note(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
         (self.disk / "filler").unlink(missing_ok=True)
 
 
@@ -159,26 +154,26 @@ class Filler(Reporter):
 def test_thirty_levels_of_a_full_disk(
     trace: dict[str, Any], small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G5: whatever the level at which the disk is full, the previous checkpoint loads and the end is the same."""
-    monkeypatch.setattr(keeper, "RETRY_SECONDS", 0.05)
+    """At each of thirty levels of free space the previous checkpoint loads and the result is the same."""
+    monkeypatch.setattr(checkpointing, "RETRY_SECONDS", 0.05)
     paused = 0
     for level in range(30):
         filler = Filler(small_disk, 5, level * 16_384)
         run = small_disk / f"run-{level}"
         train(config(), run, reporter=filler)
         found = trace_of(run)
-        if any("no space for metrics" in said for said in filler.said):
+        if any("no space for metrics" in message for message in filler.messages):
             assert len(found["metrics"]) == 1
             found["metrics"] = trace["metrics"]
         assert found == trace
-        paused += any("training paused" in said for said in filler.said)
+        paused += any("training paused" in message for message in filler.messages)
         subprocess.run(["rm", "-rf", run], check=True)
         (small_disk / "filler").unlink(missing_ok=True)
     assert paused > 10
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_for_the_checkpoints_is_refused_at_the_start(small_disk: Path) -> None:
+def test_disk_without_space_for_checkpoints_is_refused_at_the_start(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(3_900_000))
     with pytest.raises(ResourceError, match="no room for 4 checkpoints"):
         train(config(), small_disk / "run")

@@ -1,7 +1,7 @@
-"""Losses of eight steps of every variant, as they were when they were written down (G18).
+"""Losses of eight steps of every variant against stored values.
 
-A difference here is a change of what is computed: data order, augmentation, initial weights, model, losses or
-optimisers. If it is meant, write the file again, with QUATSPHERE_WRITE_GOLDEN=1 and pytest -m "".
+A difference is a change of the computation: data order, augmentation, initial weights, model, losses or optimisers. If
+it is intended, write the file again with QUATSPHERE_WRITE_GOLDEN=1 and pytest -m "".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_config, trace_of
+from helpers.tiny_runs import tiny_config, trace_of
 
 from quatsphere.config import AttentionConfig, ModelConfig, QSVConfig, ResNet20Config
 from quatsphere.train import train
@@ -21,12 +21,12 @@ from quatsphere.train import train
 pytestmark = pytest.mark.usefixtures("unchecked")
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 TOLERANCE = 1e-3
-"""Relative, over eight steps: processors and backends differ in last bits, a mistake in more."""
+"""Relative tolerance over eight steps: processors and backends differ only in the last bits."""
 QUICK = ("full", "attention", "resnet20")
 
 
-def qsv(**seams: Any) -> QSVConfig:
-    return dataclasses.replace(tiny_config().model, **seams)  # type: ignore[type-var, return-value]
+def qsv(**changes: Any) -> QSVConfig:
+    return dataclasses.replace(tiny_config().model, **changes)  # type: ignore[type-var, return-value]
 
 
 ATTENTION = AttentionConfig(dim=16, heads=2, base_vertices=16, shells=2, neighbours=4, plane_rows=8)
@@ -46,7 +46,7 @@ VARIANTS: dict[str, ModelConfig] = {
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS])
-def test_losses_are_what_they_were(name: str, tmp_path: Path) -> None:
+def test_losses_equal_the_stored_ones(name: str, tmp_path: Path) -> None:
     config = dataclasses.replace(tiny_config(epochs=2), model=VARIANTS[name])
     train(config, tmp_path / "run")
     found = [record["train"] for record in trace_of(tmp_path / "run")["metrics"]]

@@ -1,4 +1,4 @@
-"""The losses against numbers that can be derived by hand."""
+"""Losses against values derived by hand."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_runs import tiny_config
+from helpers.tiny_runs import tiny_config
 
 from quatsphere.geometry.quaternion import random_unit
 from quatsphere.models import build_model
-from quatsphere.train.losses import Auxiliary, beta_penalty, cross_entropy, head_diversity, smooth_targets, smoothness
+from quatsphere.train.losses import (
+    AuxiliaryLosses,
+    beta_penalty,
+    cross_entropy,
+    head_diversity,
+    smooth_targets,
+    smoothness,
+)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-def test_cross_entropy_with_smoothing_is_torchs(smoothing: float) -> None:
+def test_cross_entropy_with_smoothing_equals_torch(smoothing: float) -> None:
     logits, labels = torch.randn(7, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 4, 0, 1])
     ours = cross_entropy(logits, smooth_targets(labels, 5, smoothing).double(), 7)
     assert ours == pytest.approx(F.cross_entropy(logits, labels, label_smoothing=smoothing).item(), rel=1e-7)
@@ -27,11 +34,11 @@ def test_cross_entropy_of_uniform_logits_is_log_classes() -> None:
     assert cross_entropy(torch.zeros(2, 10), targets, 2).item() == pytest.approx(math.log(10))
 
 
-def test_cross_entropy_of_two_shares_adds_up() -> None:
+def test_cross_entropies_of_two_parts_add_up() -> None:
     logits, targets = torch.randn(5, 3), smooth_targets(torch.tensor([0, 1, 2, 0, 1]), 3, 0.1)
     whole = cross_entropy(logits, targets, 5)
-    shares = [cross_entropy(logits[r::2], targets[r::2], 5) for r in (0, 1)]
-    assert torch.allclose(whole, shares[0] + shares[1])
+    parts = [cross_entropy(logits[r::2], targets[r::2], 5) for r in (0, 1)]
+    assert torch.allclose(whole, parts[0] + parts[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -49,7 +56,7 @@ def test_identical_heads_have_the_greatest_diversity_loss(heads: int) -> None:
 
 
 def test_diversity_is_the_sum_over_pairs_of_heads() -> None:
-    """And every shell counts the same, whatever its size; the gradient too."""
+    """Every shell has the same weight, regardless of its size; gradients agree as well."""
     torch.manual_seed(0)
     fields = [random_unit(count, 5, dtype=torch.float64).requires_grad_() for count in (3, 7)]
     pairs = [(h, other) for h in range(5) for other in range(5) if h != other]
@@ -67,13 +74,13 @@ def test_mean_over_pairs_is_the_sum_divided_by_their_number(heads: int) -> None:
     assert mean.item() == pytest.approx(total.item() / (heads * (heads - 1)), rel=1e-14)
 
 
-def test_four_orthonormal_heads_have_none() -> None:
+def test_orthonormal_heads_have_zero_diversity_loss() -> None:
     frame = torch.linalg.qr(torch.randn(3, 4, 4, dtype=torch.float64)).Q
     assert head_diversity([frame]).item() == pytest.approx(0, abs=1e-10)
 
 
 @pytest.mark.parametrize("heads", [4, 16])
-def test_haar_heads_lie_at_their_mean(heads: int) -> None:
+def test_diversity_of_haar_random_heads(heads: int) -> None:
     """E⟨p, q⟩² = 1/4 on S³: H(H-1)/4."""
     torch.manual_seed(0)
     value = head_diversity([random_unit(20_000, heads)]).item()
@@ -81,7 +88,7 @@ def test_haar_heads_lie_at_their_mean(heads: int) -> None:
 
 
 def test_diversity_has_the_lower_bound_of_a_tight_frame() -> None:
-    """H²/4 - H, reached by H/4 orthonormal bases (Welch); random heads lie above."""
+    """H²/4 - H, reached by H/4 orthonormal bases (Welch); random heads have a larger loss."""
     heads = 16
     frames = torch.linalg.qr(torch.randn(5, heads // 4, 4, 4)).Q.reshape(5, heads, 4)
     bound = heads**2 / 4 - heads
@@ -89,13 +96,13 @@ def test_diversity_has_the_lower_bound_of_a_tight_frame() -> None:
     assert head_diversity([random_unit(50, heads)]).item() > bound
 
 
-def test_smoothness_is_blind_to_signs_and_zero_at_rest() -> None:
+def test_smoothness_ignores_signs_and_is_zero_without_motion() -> None:
     fields = [random_unit(6, 4), random_unit(9, 4)]
     assert smoothness(fields, fields).item() == pytest.approx(0, abs=1e-6)
     assert smoothness(fields, [-q for q in fields]).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_smoothness_of_a_quarter_turn_in_the_hypersphere() -> None:
+def test_smoothness_of_known_angles() -> None:
     one, i = torch.tensor([[[1.0, 0, 0, 0]]]), torch.tensor([[[0.0, 1, 0, 0]]])
     assert smoothness([one], [i]).item() == pytest.approx(2)
     sixty = torch.tensor([[[0.5, math.sqrt(0.75), 0, 0]]])
@@ -109,9 +116,9 @@ def test_beta_penalty_by_hand() -> None:
 def test_auxiliary_terms_by_name_with_coefficients() -> None:
     config = tiny_config()
     model = build_model(config.model)
-    auxiliary = Auxiliary(model, model.parameter_roles(), config.train)
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config.train)
     assert set(auxiliary.terms()) == {"head_diversity", "beta_penalty"}
-    auxiliary.remember()
+    auxiliary.store_fields()
     terms = auxiliary.terms()
     assert terms["smoothness"].item() == pytest.approx(0, abs=1e-8)
     assert terms["beta_penalty"].item() == 0
@@ -121,11 +128,11 @@ def test_auxiliary_terms_by_name_with_coefficients() -> None:
     assert auxiliary.terms()["head_diversity"].item() == pytest.approx(0.01 * mean)
 
 
-def test_what_is_remembered_does_not_move_with_the_field() -> None:
+def test_stored_fields_do_not_change_with_the_field() -> None:
     config = tiny_config()
     model = build_model(config.model)
-    auxiliary = Auxiliary(model, model.parameter_roles(), config.train)
-    auxiliary.remember()
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config.train)
+    auxiliary.store_fields()
     with torch.no_grad():
         auxiliary.fields[0].copy_(random_unit(*auxiliary.fields[0].shape[:2]))
     assert auxiliary.terms()["smoothness"].item() > 1e-5
@@ -137,6 +144,6 @@ def test_models_without_quaternions_have_no_auxiliary_losses(name: str) -> None:
 
     shape = {"width": 4} if name == "resnet20" else {"base_vertices": 16, "shells": 2, "dim": 16}
     model = create_model(name, **shape)
-    auxiliary = Auxiliary(model, model.parameter_roles(), tiny_config().train)
-    auxiliary.remember()
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), tiny_config().train)
+    auxiliary.store_fields()
     assert auxiliary.terms() == {}

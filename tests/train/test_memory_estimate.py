@@ -1,4 +1,4 @@
-"""The memory estimate against the memory a step really takes."""
+"""The memory estimate against the measured memory of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Process
+from helpers.tiny_runs import Process
 
 from quatsphere.errors import ResourceError
 from quatsphere.models import create_model
@@ -21,7 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_estimate_grows_with_the_batch() -> None:
+def test_estimate_is_linear_in_the_batch_size() -> None:
     model = create_model("qsv", **SMALL["qsv"])
     one, two, three = (estimate_bytes(model, batch) for batch in (1, 2, 3))
     assert three - two == two - one > 0
@@ -29,8 +29,8 @@ def test_the_estimate_grows_with_the_batch() -> None:
     assert one - (two - one) == 4 * weights
 
 
-def test_vertices_that_moved_do_not_matter() -> None:
-    """As between an optimiser's step and the next forward pass, where memory may run out."""
+def test_estimate_does_not_depend_on_positions() -> None:
+    """Positions move between an optimiser's step and the next forward pass, where memory may run out."""
     model = create_model("qsv", **SMALL["qsv"])
     before = estimate_bytes(model, 2)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def test_vertices_that_moved_do_not_matter() -> None:
     assert estimate_bytes(model, 2) == before
 
 
-def test_memory_errors_in_whichever_words() -> None:
+def test_memory_errors_of_every_wording() -> None:
     model = create_model("resnet20", width=4)
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes")):
         with pytest.raises(ResourceError, match=r"out of memory at batch size 7 \(a step takes about 0\.0"):
@@ -56,8 +56,8 @@ def fail_with(error: Exception, model: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", SMALL)
-def test_the_estimate_is_within_a_factor_of_two(name: str, tmp_path: Path) -> None:
-    """Peak resident memory of a process that takes three steps, less what it had before."""
+def test_estimate_is_within_a_factor_of_two(name: str, tmp_path: Path) -> None:
+    """Compare with the growth of a process's peak resident memory over three steps."""
     batch = 64
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Lower precision, compiled models and other optimisers go through the same loop."""
+"""Lower precision, compiled models and other optimisers in the training loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import as_words, tiny_config, trace_of
+from helpers.tiny_runs import as_words, tiny_config, trace_of
 
 from quatsphere.train import train
 
@@ -52,9 +52,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="takes instructions of x86 away")
-def test_bf16_without_bf16_instructions_is_said_once_at_the_start(tmp_path: Path) -> None:
-    """The product library told to use AVX2 alone, as on a processor that has no more; info and train say so."""
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="disables instructions of x86")
+def test_slow_bf16_is_noted_once_at_the_start(tmp_path: Path) -> None:
+    """Restrict the matrix library to AVX2, as on older processors: info and train both warn, once each."""
     words = as_words(tiny_config(**three_steps(precision="bf16")), tmp_path / "run")
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *words],
@@ -64,8 +64,8 @@ def test_bf16_without_bf16_instructions_is_said_once_at_the_start(tmp_path: Path
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     )
     warning = "train.precision bf16 is slow on this processor"
-    for said in (run.stdout, run.stderr):
-        lines = [line for line in said.splitlines() if warning in line]
+    for output in (run.stdout, run.stderr):
+        lines = [line for line in output.splitlines() if warning in line]
         assert len(lines) == 1
         assert "use --train.precision fp32" in lines[0]
 
@@ -77,7 +77,7 @@ def test_bf16_without_bf16_instructions_is_said_once_at_the_start(tmp_path: Path
         {"quaternion_schedule": "annealed", "schedule": "constant", "repulsion": False},
     ],
 )
-def test_the_optimisation_arms_train(optim: dict[str, Any], exact: dict[str, float], tmp_path: Path) -> None:
+def test_other_optimisers_and_schedules_train(optim: dict[str, Any], exact: dict[str, float], tmp_path: Path) -> None:
     losses = first_losses(tmp_path / "run", optim=optim)
     assert math.isfinite(losses["loss"])
     assert losses["loss"] != exact["loss"]
@@ -85,6 +85,6 @@ def test_the_optimisation_arms_train(optim: dict[str, Any], exact: dict[str, flo
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
-def test_a_compiled_model_trains_the_same(exact: dict[str, float], tmp_path: Path) -> None:
+def test_compiled_model_has_the_same_losses(exact: dict[str, float], tmp_path: Path) -> None:
     losses = first_losses(tmp_path / "run", compile=True, deterministic=False)
     assert losses == pytest.approx(exact, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: every field that the documentation promises."""
+"""Files of a run and every documented field in them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny_runs import tiny_config
 from safetensors.torch import load_file
-from tiny_runs import tiny_config
 
 from quatsphere.config import QSVConfig, RunConfig
 from quatsphere.storage.safe_yaml import read_yaml
@@ -21,7 +21,7 @@ from quatsphere.train.run import fit_to_data, load_data
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs with shapes checked, and events."""
+    """Run folder of two epochs, with shapes checked and TensorBoard events."""
     folder = tmp_path_factory.mktemp("files") / "run"
     train(tiny_config(epochs=2, tensorboard=True), folder)
     return folder
@@ -31,7 +31,7 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_layout(run: Path) -> None:
+def test_files_of_a_run(run: Path) -> None:
     names = {path.name for path in run.iterdir()} - {".lock"}
     assert names == {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints", "result.json", "events"}
     inside = {path.name for path in (run / "checkpoints").iterdir()}
@@ -64,7 +64,7 @@ def test_losses_add_up(run: Path) -> None:
 
 
 def test_learning_rates_are_those_of_the_last_step(run: Path) -> None:
-    """One-cycle with 8 steps ends at peak / (div final_div); quaternions stay constant; bounds have three times."""
+    """One-cycle ends at peak / (div final_div); quaternions stay constant; bounds have three times the rate."""
     rates = records(run)[-1]["learning_rates"]
     assert rates["weights"] == pytest.approx(1e-3 / 1000)
     assert rates["bounds"] == pytest.approx(3e-3 / 1000)
@@ -72,10 +72,10 @@ def test_learning_rates_are_those_of_the_last_step(run: Path) -> None:
     assert rates["quaternions"] == 2.5e-3
 
 
-def test_result_has_everything_that_identifies_it(run: Path) -> None:
+def test_result_file(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
-    promised = {"test_accuracy", "val_accuracy", "best_step", "epochs", "seed", "parameters", "fingerprint", "commit"}
-    assert promised | {"versions", "threads", "seconds", "test", "deterministic"} <= set(result)
+    expected = {"test_accuracy", "val_accuracy", "best_step", "epochs", "seed", "parameters", "fingerprint", "commit"}
+    assert expected | {"versions", "threads", "seconds", "test", "deterministic"} <= set(result)
     assert result["test_accuracy"] == result["test"]["accuracy"]
     assert result["val_accuracy"] == max(record["val_accuracy"] for record in records(run))
     assert (result["seed"], result["epochs"], result["steps"], result["threads"]) == (42, 2, 8, 1)
@@ -85,13 +85,13 @@ def test_result_has_everything_that_identifies_it(run: Path) -> None:
     assert len(result["fingerprint"]) == 64
 
 
-def test_environment(run: Path) -> None:
+def test_environment_file(run: Path) -> None:
     found = json.loads((run / "environment.json").read_text())
     assert {"commit", "versions", "command", "platform", "processor", "cores", "threads", "device"} <= set(found)
     assert (found["threads"], found["device"], found["processes"]) == (1, "cpu", 1)
 
 
-def test_config_is_the_whole_configuration(run: Path) -> None:
+def test_config_file_has_every_setting(run: Path) -> None:
     stored = read_yaml(run / "config.yaml")
     settings = tiny_config(epochs=2, tensorboard=True)
     dataset = load_data(settings.data, print)
@@ -100,7 +100,7 @@ def test_config_is_the_whole_configuration(run: Path) -> None:
     assert next(iter(stored["model"])) == "name"
 
 
-def test_events(run: Path) -> None:
+def test_tensorboard_events(run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(run / "events"))
@@ -112,14 +112,14 @@ def test_events(run: Path) -> None:
     assert [event.value for event in events] == pytest.approx([record["train"]["loss"] for record in records(run)])
 
 
-def test_the_checkpoint_knows_how_to_read_images(run: Path) -> None:
+def test_checkpoint_has_classes_and_normalisation(run: Path) -> None:
     meta = json.loads((run / "checkpoints" / "step-000008" / "manifest.json").read_text())["meta"]
     assert meta["classes"] == [str(digit) for digit in range(10)]
     assert len(meta["mean"]) == len(meta["std"]) == 1
     assert meta["circumstances"]["threads"] == 1
 
 
-def test_identity() -> None:
+def test_versions_commit_and_settings() -> None:
     assert set(versions()) >= {"quatsphere", "python", "torch", "numpy", "safetensors"}
     found = commit()
     assert found is None or len(found.removesuffix("+changes")) == 40
@@ -130,14 +130,14 @@ def test_identity() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
-    """G20: 2,000 steps keep memory, descriptors and threads, unit norms and radii."""
+def test_long_run_keeps_memory_and_constraints(tmp_path: Path) -> None:
+    """Memory, file descriptors, threads, unit norms and radii stay constant over 2,000 steps."""
     import os
     import threading
 
     from quatsphere.train import Progress, Reporter
 
-    class Watch(Reporter):
+    class ResourceMonitor(Reporter):
         def __init__(self) -> None:
             self.seen: list[tuple[int, int, int]] = []
 
@@ -146,12 +146,12 @@ def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
                 resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 self.seen.append((resident, len(os.listdir("/proc/self/fd")), threading.active_count()))
 
-    watch = Watch()
+    monitor = ResourceMonitor()
     small = {"dim": 16, "heads": 2, "base_vertices": 8, "rounds": 0}
     few = {"train_limit": 40, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = tiny_config(data=few, model=small, epochs=500, batch_size=10, checkpoint_steps=50)
-    train(settings, tmp_path / "run", reporter=watch)
-    memory, files, threads = zip(*watch.seen[4:], strict=True)
+    train(settings, tmp_path / "run", reporter=monitor)
+    memory, files, threads = zip(*monitor.seen[4:], strict=True)
     slope = (memory[-1] - memory[0]) / (len(memory) - 1) * 10
     assert slope < 1e6, f"{slope / 1e6:.2f} MB per 1000 steps"
     assert len(set(files)) == len(set(threads)) == 1

@@ -1,4 +1,4 @@
-"""Which starts are accepted, which refused and how: run folders, settings, data."""
+"""Rules for starting and resuming a run: run folders, settings, data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny_runs import as_words, change, tiny_config, tiny_run, trace_of, write_idx
+from helpers.tiny_runs import as_words, change, tiny_config, tiny_run, trace_of, write_idx
 
 from quatsphere.cli import main
 from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import Checkpoint
 from quatsphere.storage.safe_yaml import read_yaml
-from quatsphere.train import Choices, Reporter, train
-from quatsphere.train.provenance import circumstances, say_what_changed
+from quatsphere.train import Reporter, ResumeOptions, train
+from quatsphere.train.provenance import note_environment_change, numeric_environment
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-RESUME = Choices(resume=True)
+RESUME = ResumeOptions(resume=True)
 
 
 def config(**more: Any) -> RunConfig:
@@ -36,28 +36,28 @@ def finished(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state_of(folder: Path) -> dict[str, int]:
-    """Every file with the time of its last change."""
+    """Every file with its modification time."""
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_that_exists_is_never_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_run_is_never_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = state_of(finished)
     assert main(as_words(config(), finished)) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert said[-1] == "quatsphere: error: run 'run' exists (epoch 1 of 1); use --resume or another name"
+    messages = capsys.readouterr().err.strip().splitlines()
+    assert messages[-1] == "quatsphere: error: run 'run' exists (epoch 1 of 1); use --resume or another name"
     assert state_of(finished) == before
 
 
-def test_a_finished_run_says_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_returns_its_result(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = state_of(finished)
     assert main(as_words(config(), finished, "--resume")) == 0
-    said = capsys.readouterr()
-    assert "run 'run' is finished" in said.err
-    assert "test accuracy 0." in said.out
+    messages = capsys.readouterr()
+    assert "run 'run' is finished" in messages.err
+    assert "test accuracy 0." in messages.out
     assert state_of(finished) == before
 
 
-def test_resume_without_a_run_starts(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_run_starts_one(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(as_words(config(), tmp_path / "run", "--resume")) == 0
     assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().err
     assert trace_of(tmp_path / "run") == trace_of(finished)
@@ -73,10 +73,10 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("difference", OTHERS)
-def test_another_configuration_is_another_run(
+def test_other_settings_are_refused(
     difference: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unfinished = half_done(finished, tmp_path)
+    unfinished = without_result(finished, tmp_path)
     before = state_of(unfinished)
     other = config(**OTHERS[difference])
     assert main(as_words(other, unfinished, "--resume")) == 2
@@ -86,32 +86,32 @@ def test_another_configuration_is_another_run(
     assert state_of(unfinished).keys() - before.keys() <= {str(unfinished / ".lock")}
 
 
-def half_done(finished: Path, folder: Path) -> Path:
-    """A copy of a run that lacks its result."""
+def without_result(finished: Path, folder: Path) -> Path:
+    """Copy of a run without its result."""
     shutil.copytree(finished, folder / "run")
     (folder / "run" / "result.json").unlink()
     return folder / "run"
 
 
-def test_another_model_is_another_run(finished: Path, tmp_path: Path) -> None:
-    unfinished = half_done(finished, tmp_path)
+def test_another_model_is_refused(finished: Path, tmp_path: Path) -> None:
+    unfinished = without_result(finished, tmp_path)
     other = RunConfig(config().data, ResNet20Config(width=4), config().optim, config().train)
     with pytest.raises(ConfigError, match=r"model\.name: 'qsv' in the run, 'resnet20' now"):
         train(other, unfinished, RESUME)
 
 
-def test_some_settings_may_change(finished: Path, tmp_path: Path) -> None:
-    unfinished = half_done(finished, tmp_path)
+def test_some_settings_can_change_in_a_resumed_run(finished: Path, tmp_path: Path) -> None:
+    unfinished = without_result(finished, tmp_path)
     other = config(checkpoint_steps=3, keep=5, checkpoint_seconds=7.0)
     train(other, unfinished, RESUME)
     assert read_yaml(unfinished / "config.yaml")["train"]["keep"] == 5
     assert trace_of(unfinished) == trace_of(finished)
 
 
-def test_a_run_older_than_a_field_resumes_with_its_default(
+def test_run_older_than_a_setting_resumes_with_its_default(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unfinished = half_done(finished, tmp_path)
+    unfinished = without_result(finished, tmp_path)
     stored = read_yaml(unfinished / "config.yaml")
     del stored["model"]["stencil"]
     (unfinished / "config.yaml").write_text(yaml.safe_dump(stored))
@@ -121,8 +121,8 @@ def test_a_run_older_than_a_field_resumes_with_its_default(
     assert trace_of(unfinished) == trace_of(finished)
 
 
-def test_sizes_that_the_data_decides_need_not_be_asked_for(finished: Path, tmp_path: Path) -> None:
-    unfinished = half_done(finished, tmp_path)
+def test_sizes_of_the_data_need_not_be_given(finished: Path, tmp_path: Path) -> None:
+    unfinished = without_result(finished, tmp_path)
     train(config(model={"image_size": 32, "in_channels": 3}), unfinished, RESUME)
     assert trace_of(unfinished) == trace_of(finished)
 
@@ -141,7 +141,7 @@ def test_nothing_is_written_before_everything_is_checked(message: str, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_tensorboard_is_looked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_is_reported_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"quatsphere\[track\]"):
         train(config(tensorboard=True), tmp_path / "run")
@@ -150,7 +150,7 @@ def test_tensorboard_is_looked_for_before_the_run_begins(tmp_path: Path, monkeyp
 
 @pytest.fixture
 def own_data(tmp_path: Path) -> tuple[RunConfig, Path]:
-    """A data set in files that a test may change, and a configuration that reads it."""
+    """Configuration of a data set in files that the test can change, and their folder."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -186,7 +186,7 @@ def test_changed_data_is_refused_unless_accepted(
     assert (tmp_path / "run" / "result.json").is_file()
 
 
-def test_data_may_move(own_data: tuple[RunConfig, Path], tmp_path: Path) -> None:
+def test_data_can_move(own_data: tuple[RunConfig, Path], tmp_path: Path) -> None:
     settings, folder = own_data
     with pytest.raises(KeyboardInterrupt):
         train(settings, tmp_path / "run", reporter=StopAfterFirstEpoch())
@@ -195,15 +195,15 @@ def test_data_may_move(own_data: tuple[RunConfig, Path], tmp_path: Path) -> None
     assert (tmp_path / "run" / "result.json").is_file()
 
 
-def test_changed_circumstances_are_said_in_one_line() -> None:
-    said: list[str] = []
-    same = Checkpoint(1, {}, {}, {"circumstances": circumstances(1)})
-    say_what_changed(same, 1, said.append)
-    assert said == []
-    say_what_changed(same, 2, said.append)
-    older = Checkpoint(1, {}, {}, {"circumstances": {**circumstances(1), "torch": "1.0"}})
-    say_what_changed(older, 1, said.append)
-    assert said == [
+def test_changed_environment_is_noted_in_one_line() -> None:
+    messages: list[str] = []
+    same = Checkpoint(1, {}, {}, {"circumstances": numeric_environment(1)})
+    note_environment_change(same, 1, messages.append)
+    assert messages == []
+    note_environment_change(same, 2, messages.append)
+    older = Checkpoint(1, {}, {}, {"circumstances": {**numeric_environment(1), "torch": "1.0"}})
+    note_environment_change(older, 1, messages.append)
+    assert messages == [
         "bit-identity is not promised, the checkpoint was written elsewhere (processes 1 -> 2)",
         f"bit-identity is not promised, the checkpoint was written elsewhere (torch 1.0 -> {torch.__version__})",
     ]

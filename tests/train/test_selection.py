@@ -1,4 +1,4 @@
-"""Best and early stopping: counted by epochs, kept across resumes, tested at the best checkpoint."""
+"""Selection of the best checkpoint and early stopping, also across resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Copies, tiny_config, trace_of
+from helpers.tiny_runs import Copies, tiny_config, trace_of
 from torch import nn
 
 import quatsphere.train.trainer as trainer_module
@@ -15,7 +15,7 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_best, load_checkpoint
-from quatsphere.train import Choices, Evaluation, Progress, evaluate, train
+from quatsphere.train import Evaluation, Progress, ResumeOptions, evaluate, train
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import SplitName
 from quatsphere.train.run import fit_to_data, load_data
@@ -23,7 +23,7 @@ from quatsphere.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 ACCURACIES = [0.3, 0.5, 0.5, 0.4, 0.5009, 0.2, 0.1]
-"""Made-up validation accuracies: best in epoch 2; epoch 5 beats it by less than 1e-3."""
+"""Validation accuracies by epoch: best in epoch 2; epoch 5 exceeds it by less than 1e-3."""
 
 
 def config(**more: Any) -> RunConfig:
@@ -33,7 +33,7 @@ def config(**more: Any) -> RunConfig:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation gives the made-up accuracies; everything else is real."""
+    """Make validation return ACCURACIES."""
     monkeypatch.setattr(Trainer, "validate", lambda trainer: ACCURACIES[trainer.progress.epoch])
 
 
@@ -47,14 +47,14 @@ def test_improvement_needs_more_than_min_delta() -> None:
     assert (progress.best_accuracy, progress.best_step, progress.best_epoch) == (0.5, 20, 2)
 
 
-def test_an_equal_accuracy_is_no_improvement() -> None:
+def test_equal_accuracy_is_no_improvement() -> None:
     progress = Progress()
     assert progress.improved(0.5, 0.0)
     assert not progress.improved(0.5, 0.0)
     assert progress.improved(0.5000001, 0.0)
 
 
-def test_progress_survives_json() -> None:
+def test_progress_round_trips_through_json() -> None:
     progress = Progress(epoch=3, best_accuracy=1 / 3, sums={"loss": 0.1 + 0.2})
     assert Progress(**json.loads(json.dumps(progress.to_json()))) == progress
 
@@ -69,22 +69,20 @@ def test_patience_counts_epochs_without_improvement(patience: int | None, epochs
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_resumed_run_stops_where_the_undisturbed_one_does(tmp_path: Path) -> None:
-    """FAULTS 39: the count of epochs without improvement and the best step are part of every checkpoint."""
+def test_resumed_run_stops_at_the_same_epoch(tmp_path: Path) -> None:
+    """Every checkpoint has the number of epochs without improvement and the best step."""
     settings = config(patience=3)
     train(settings, tmp_path / "run", reporter=Copies(tmp_path / "run", tmp_path / "copies"))
     trace = trace_of(tmp_path / "run")
     copies = sorted((tmp_path / "copies").iterdir())
     assert len(copies) == 9
     for copy in copies[1::3]:
-        result = train(settings, copy, Choices(resume=True))
+        result = train(settings, copy, ResumeOptions(resume=True))
         assert (result["epochs"], result["best_step"]) == (5, 4)
         assert trace_of(copy) == trace
 
 
-def test_the_test_set_is_read_once_at_the_best_validation_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_images_are_used_once_at_the_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     splits: list[str] = []
 
     def watched(model: nn.Module, dataset: Dataset, split: SplitName, **options: Any) -> Evaluation:
@@ -119,7 +117,7 @@ def test_selection_uses_the_validation_images(tmp_path: Path) -> None:
     assert max(record["val_accuracy"] for record in records) == result["val_accuracy"]
 
 
-def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "validate", lambda trainer: [0.9, 0.1, 0.1, 0.1][trainer.progress.epoch])
     train(config(epochs=4, patience=None), tmp_path / "run")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))

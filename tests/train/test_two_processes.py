@@ -1,4 +1,4 @@
-"""Two gloo processes are one run: the same gradients, the same order, and if one dies the other says so."""
+"""Training in two gloo processes: the same gradients and order as in one, and detection of lost processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of, write_idx
+from helpers.tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of, write_idx
 from torch import Tensor
 
 from quatsphere.cli import main
@@ -26,7 +26,7 @@ from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter, train
 from quatsphere.train.batches import Batch
-from quatsphere.train.checkpointing import Setting
+from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 def start_team(work: Callable[[int], int | None], folder: Path, **environment: str) -> list[Process]:
-    """`work(rank)` in two processes with the environment that torchrun gives."""
+    """Start `work(rank)` in two processes with the environment variables of torchrun."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     environment = {"QUATSPHERE_TIMEOUT": "300", **place, **environment}
 
@@ -58,7 +58,7 @@ def start_team(work: Callable[[int], int | None], folder: Path, **environment: s
 
 
 def run_team(settings: RunConfig, run: Path, *more: str, **environment: str) -> list[Process]:
-    """`quatsphere train` as torchrun starts it."""
+    """Start `quatsphere train` as torchrun does."""
     return start_team(lambda rank: main(as_words(settings, run, *more)), run.parent, **environment)
 
 
@@ -71,12 +71,12 @@ def texts(team: list[Process]) -> str:
 
 
 def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool) -> Trainer:
-    """A trainer that writes nothing; `double` computes everything in float64."""
+    """Trainer that writes no files; with `double` in float64."""
     dataset = load_data(settings.data, print)
     settings = fit_to_data(settings, dataset)
-    setting = Setting(RunFolder(folder), team, torch.device("cpu"), Reporter(), StopSwitch())
+    context = RunContext(RunFolder(folder), team, torch.device("cpu"), Reporter(), StopSwitch())
     model = build_model(settings.model)
-    trainer = Trainer(settings, dataset, model.double() if double else model, setting)
+    trainer = Trainer(settings, dataset, model.double() if double else model, context)
     if double:
         exact = trainer.batches.batch
 
@@ -89,12 +89,12 @@ def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool)
 
 
 def train_steps(trainer: Trainer, count: int) -> None:
-    """Steps without validation and files."""
+    """Train without validation and files."""
     progress = trainer.progress
     for _ in range(count):
         trainer.train_step(progress.step_in_epoch)
         if progress.step_in_epoch == trainer.batches.steps:
-            trainer.auxiliary.remember()
+            trainer.step.auxiliary.store_fields()
             progress.epoch += 1
             progress.begin_epoch()
 
@@ -114,8 +114,8 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("steps", "double", "tolerance"), [(1, False, 1e-6), (20, True, 1e-9)], ids=["one float32", "twenty float64"]
 )
-def test_two_processes_compute_what_one_does(steps: int, double: bool, tolerance: float, tmp_path: Path) -> None:
-    """G14. 33 images in steps of 16 leave one image for the last step, so one process has none."""
+def test_two_processes_compute_the_same_as_one(steps: int, double: bool, tolerance: float, tmp_path: Path) -> None:
+    """33 images in batches of 16 leave one image for the last step, so one process has none."""
     settings = config(data={"train_limit": 33, "mixup": 0.2}, epochs=7)
 
     def work(rank: int) -> None:
@@ -139,8 +139,8 @@ def test_two_processes_compute_what_one_does(steps: int, double: bool, tolerance
 
 
 @pytest.fixture(scope="module")
-def undisturbed(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run of two processes that nothing happened to."""
+def uninterrupted(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Trace of an uninterrupted run of two processes."""
     run = tmp_path_factory.mktemp("two") / "run"
     team = run_team(config(), run)
     assert codes(team) == [0, 0], texts(team)
@@ -149,18 +149,18 @@ def undisturbed(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> di
     return trace_of(run)
 
 
-def test_a_run_of_two_is_close_to_a_run_of_one(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_run_of_two_processes_is_close_to_a_run_of_one(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     train(config(), tmp_path / "run")
     alone = trace_of(tmp_path / "run")
-    for found, expected in zip(undisturbed["metrics"], alone["metrics"], strict=True):
+    for found, expected in zip(uninterrupted["metrics"], alone["metrics"], strict=True):
         assert found["train"] == pytest.approx(expected["train"], rel=1e-3)
         assert found["learning_rates"] == expected["learning_rates"]
         assert found["val_accuracy"] == pytest.approx(expected["val_accuracy"], abs=0.03)
-    assert undisturbed["result"]["parameters"] == alone["result"]["parameters"]
+    assert uninterrupted["result"]["parameters"] == alone["result"]["parameters"]
 
 
-def test_a_killed_process_is_missed_and_the_run_goes_on(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    """The other ends with exit code 7 without waiting; together they resume to the undisturbed result, bit for bit."""
+def test_killed_process_is_detected_and_the_run_resumes(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """The other process ends with exit code 7; resumed together they reach the uninterrupted result bit for bit."""
     run = tmp_path / "run"
     team = run_team(config(), run)
     team[0].wait_until(has_step(run, 2))
@@ -170,10 +170,10 @@ def test_a_killed_process_is_missed_and_the_run_goes_on(undisturbed: dict[str, A
     assert "start again with --resume" in team[0].text
     again = run_team(config(), run, "--resume")
     assert codes(again) == [0, 0], texts(again)
-    assert trace_of(run) == undisturbed
+    assert trace_of(run) == uninterrupted
 
 
-def test_a_signal_to_one_stops_both(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_signal_to_one_process_stops_both(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     team = run_team(config(), run)
     team[0].wait_until(has_step(run, 1))
@@ -184,10 +184,10 @@ def test_a_signal_to_one_stops_both(undisturbed: dict[str, Any], tmp_path: Path)
     assert f"stopped at step {last.step}, saved" in team[0].text
     again = run_team(config(), run, "--resume")
     assert codes(again) == [0, 0], texts(again)
-    assert trace_of(run) == undisturbed
+    assert trace_of(run) == uninterrupted
 
 
-def test_different_settings_are_noticed_at_the_start(tmp_path: Path) -> None:
+def test_different_settings_are_detected_at_the_start(tmp_path: Path) -> None:
     settings = [config(), config(seed=43)]
     team = start_team(lambda rank: main(as_words(settings[rank], tmp_path / "run")), tmp_path)
     assert codes(team) == [7, 7], texts(team)
@@ -196,7 +196,7 @@ def test_different_settings_are_noticed_at_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_data_may_lie_elsewhere_but_must_be_the_same(same: bool, tmp_path: Path) -> None:
+def test_data_paths_can_differ_but_not_the_data(same: bool, tmp_path: Path) -> None:
     images = torch.randint(256, (60, 8, 8), generator=torch.Generator().manual_seed(0)).numpy()
     for rank in (0, 1):
         images[0, 0, 0] = 0 if same else rank
@@ -212,29 +212,29 @@ def test_data_may_lie_elsewhere_but_must_be_the_same(same: bool, tmp_path: Path)
     assert (tmp_path / "run").exists() == same
 
 
-def test_what_stops_the_first_stops_all(tmp_path: Path) -> None:
-    """Rank 0 alone knows the folder: its refusal must reach the others before they wait for gradients."""
+def test_error_of_rank_zero_stops_all(tmp_path: Path) -> None:
+    """Only rank 0 checks the folder: its error must reach the others before they wait for gradients."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "letter.txt").touch()
+    (tmp_path / "run" / "notes.txt").touch()
     team = run_team(config(), tmp_path / "run")
     assert codes(team) == [2, 7], texts(team)
     assert "holds other files and no run" in team[0].text
     assert "rank 0 stopped: " in team[1].text
 
 
-def test_alone_everything_is_trivial() -> None:
+def test_team_of_one() -> None:
     with join_team() as team:
-        assert (team.rank, team.world, team.leads) == (0, 1, True)
+        assert (team.rank, team.world, team.is_rank_zero) == (0, 1, True)
         assert team.any(True)
         assert not team.any(False)
-        assert team.lead(lambda: "done") == "done"
+        assert team.on_rank_zero(lambda: "done") == "done"
         assert torch.equal(team.sum(torch.ones(2)), torch.ones(2))
-        team.agree("mood", "good")
-        team.share_buffers([torch.ones(1)])
+        team.assert_same("setting", "value")
+        team.broadcast_buffers([torch.ones(1)])
 
 
-PLACE = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "1", "QUATSPHERE_TIMEOUT": "1"}
-BAD_PLACES = {
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "1", "QUATSPHERE_TIMEOUT": "1"}
+INVALID = {
     "WORLD_SIZE must be a whole number in 1..2147483647: got 'two'; use torchrun": {"WORLD_SIZE": "two"},
     "RANK must be a whole number in 0..1: got '2'; use torchrun": {"RANK": "2"},
     "MASTER_PORT must be a whole number in 0..65535: got '99999'; use torchrun": {"MASTER_PORT": "99999"},
@@ -243,22 +243,22 @@ BAD_PLACES = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_PLACES)
-def test_an_environment_that_describes_no_team_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**PLACE, "MASTER_PORT": "29500", **BAD_PLACES[message]}.items():
+@pytest.mark.parametrize("message", INVALID)
+def test_invalid_environment_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**RENDEZVOUS, "MASTER_PORT": "29500", **INVALID[message]}.items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=f"^{message}$"):
         join_team().__enter__()
 
 
 @pytest.mark.parametrize(("rank", "reason"), [("1", "timed out"), ("0", "port: .*EADDR")], ids=["nobody", "busy port"])
-def test_a_team_that_cannot_meet_is_one_line(rank: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """53. Rank 1 waits for a rank 0 that never comes; rank 0 finds another program at its port."""
+def test_failed_rendezvous_is_one_line(rank: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 waits for a rank 0 that never starts; rank 0 finds its port in use."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if rank == "0":
             other.listen()
-        for name, value in {**PLACE, "RANK": rank, "MASTER_PORT": str(other.getsockname()[1])}.items():
+        for name, value in {**RENDEZVOUS, "RANK": rank, "MASTER_PORT": str(other.getsockname()[1])}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(DistributedError, match=f"^the 2 processes cannot meet at 127.*{reason}.*port that is free"):
             join_team().__enter__()
@@ -268,8 +268,8 @@ def wait_for_ever() -> None:
     time.sleep(1000)
 
 
-def test_a_hang_shows_where_every_process_stands(tmp_path: Path) -> None:
-    """51. Rank 1 hangs outside any exchange; both print their stacks, and rank 0 ends with exit code 7."""
+def test_hang_prints_the_stacks_of_every_process(tmp_path: Path) -> None:
+    """Rank 1 hangs outside any exchange; both print their stacks, and rank 0 ends with exit code 7."""
 
     def work(rank: int) -> int:
         with join_team() as team:
@@ -289,14 +289,14 @@ def test_a_hang_shows_where_every_process_stands(tmp_path: Path) -> None:
     assert team[1].wait() == -signal.SIGKILL
     assert "another process does not answer (" in team[0].text
     for rank, place in enumerate(("in any", "in wait_for_ever")):
-        head, _, stack = team[rank].text.partition(" it stands at\n")
+        head, _, stack = team[rank].text.partition(" its stacks:\n")
         assert head == f"quatsphere: note: rank {rank} has exchanged nothing for 2 s;"
         assert place in stack
 
 
 @pytest.mark.slow
-def test_a_run_of_two_goes_on_alone(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    """Another number of processes sees the same images in the same order; only last bits may differ."""
+def test_run_of_two_processes_resumes_in_one(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """With another number of processes images and order are the same; only the last bits may differ."""
     run = tmp_path / "run"
     team = run_team(config(), run)
     team[0].wait_until(has_step(run, 3))
@@ -306,7 +306,7 @@ def test_a_run_of_two_goes_on_alone(undisturbed: dict[str, Any], tmp_path: Path)
     alone = command(config(), run, "--resume")
     assert alone.wait() == 0, alone.text
     assert "bit-identity is not promised" in alone.text
-    for found, expected in zip(trace_of(run)["metrics"], undisturbed["metrics"], strict=True):
+    for found, expected in zip(trace_of(run)["metrics"], uninterrupted["metrics"], strict=True):
         assert found["train"] == pytest.approx(expected["train"], rel=1e-3)
 
 
@@ -324,7 +324,7 @@ def test_batch_norm_in_two_processes_resumes_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_given_up(tmp_path: Path) -> None:
+def test_stopped_process_counts_as_lost(tmp_path: Path) -> None:
     run = tmp_path / "run"
     team = run_team(config(), run, QUATSPHERE_TIMEOUT="5")
     team[0].wait_until(has_step(run, 1))
@@ -336,7 +336,7 @@ def test_a_process_that_is_stopped_is_given_up(tmp_path: Path) -> None:
 
 
 def torchrun(settings: RunConfig, run: Path, *options: str) -> subprocess.Popen[str]:
-    """The real launcher."""
+    """Start torchrun."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
     return subprocess.Popen(
         [*words, *options, "-m", "quatsphere", *as_words(settings, run, "--resume")],
@@ -352,11 +352,11 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_torchrun_just_works(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_torchrun(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     launcher = torchrun(config(), tmp_path / "run")
-    _, said = launcher.communicate(timeout=200)
-    assert launcher.returncode == 0, said
-    assert trace_of(tmp_path / "run") == undisturbed
+    _, messages = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, messages
+    assert trace_of(tmp_path / "run") == uninterrupted
 
 
 def newest_step(run: Path) -> int:
@@ -366,7 +366,7 @@ def newest_step(run: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, 20])
 def test_torchrun_restarts_after_rank_kills(kills: int, tmp_path: Path) -> None:
-    """G14: whenever something new is saved one of the two is killed; torchrun starts both again, to the same end."""
+    """Kill one of the two after each new checkpoint; torchrun restarts both, and the result is the same."""
     settings = config(epochs=kills // 2 + 2)
     whole = run_team(settings, tmp_path / "whole")
     assert codes(whole) == [0, 0], texts(whole)
@@ -380,6 +380,6 @@ def test_torchrun_restarts_after_rank_kills(kills: int, tmp_path: Path) -> None:
         os.kill(workers[kill % len(workers)], signal.SIGKILL)
         time.sleep(0.5)
         killed_at = newest_step(run)
-    _, said = launcher.communicate(timeout=400)
-    assert launcher.returncode == 0, said
+    _, messages = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, messages
     assert trace_of(run) == trace_of(tmp_path / "whole")

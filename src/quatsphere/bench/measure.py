@@ -20,7 +20,7 @@ from quatsphere.bench.step import forward_flops, profiled, training_flops
 from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 
-RECORD_FORMAT = 1
+BENCH_FORMAT = 1
 """Version of the schema in docs/performance.md."""
 TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
 """subject -> key of its time."""
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 SubjectRows = dict[str, list[Row]]
 
 
-def compare_records(before: Row, after: Row) -> list[Row]:
+def compare_benchmarks(before: Row, after: Row) -> list[Row]:
     """One row per measurement of both records: time before and after, speed-up, and reduction of memory."""
     if before.get("format") != after["format"]:
         raise ConfigError(
@@ -81,7 +81,7 @@ class BenchSettings:
 
 def bench(subjects: Sequence[str], settings: BenchSettings, report: Callable[[str], None]) -> Row:
     """Measure the subjects and return one record, as it is saved."""
-    record: Row = {"format": RECORD_FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
+    record: Row = {"format": BENCH_FORMAT, "machine": machine(), "settings": {"rounds": settings.rounds}}
     for subject in subjects:
         report(f"measuring {subject}")
         record |= MEASUREMENTS[subject](settings, report)

@@ -10,7 +10,7 @@ from quatsphere.bench.step import TrainingStep
 from quatsphere.bench.timing import best_and_median, interleave, peak_mb
 from quatsphere.errors import ConfigError
 from quatsphere.models.registry import model_config
-from quatsphere.runtime import keep_freed_memory
+from quatsphere.runtime import disable_malloc_trimming
 
 SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
 """Vertices in all shells; the five shells have 1, 1.5, 2, 2.5 and 3 tenths of them."""
@@ -43,7 +43,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
         steps[0].repulse()
 
     peak = peak_mb(start)
-    keep_freed_memory()  # as in training; only after the peak is measured, from which it would hide memory
+    disable_malloc_trimming()  # as in training; only after the peak is measured, from which it would hide memory
     model = steps[0].model
     laps = best_and_median(interleave({"step": steps[0]}, rounds)["step"])
     return {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from quatsphere.bench.timing import Pass
 from quatsphere.config import AttentionConfig, OptimConfig, QSVConfig, TrainConfig
@@ -18,9 +18,10 @@ from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.models import create_model
 from quatsphere.models.attention_net import solve_width
 from quatsphere.nn.dot_attention import AttentionStep, NeighbourAttention
-from quatsphere.optim import Optimisers, repel
-from quatsphere.train.checkpointing import first_not_finite
-from quatsphere.train.losses import Auxiliary, cross_entropy, smooth_targets
+from quatsphere.optim import repel
+from quatsphere.train.batches import Batch
+from quatsphere.train.losses import smooth_targets
+from quatsphere.train.step import OptimisationStep
 
 TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
@@ -72,36 +73,22 @@ def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
 
 
 class TrainingStep:
-    """Forward, losses, backward, check for broken numbers, both optimisers, graphs: `Trainer.train_step` on one batch
-    of random images. Repulsion is `repulse`, due every tenth step."""
+    """`OptimisationStep` on one batch of random images; repulsion, due every tenth step, is `repulse`."""
 
     def __init__(self, variant: str, batch: int, **overrides: Any) -> None:
         self.model = model = build(variant, **overrides)
-        self.forward = torch.compile(model) if "compiled" in variant.split() else model
-        self.bf16 = "bf16" in variant.split()
-        roles, config = model.parameter_roles(), TrainConfig()
-        self.optimisers = Optimisers(dict(model.named_parameters()), roles, OptimConfig())
-        self.positions = [model.get_parameter(name) for name in roles["positions"]]
-        self.auxiliary = Auxiliary(model, roles, config)
-        self.auxiliary.remember()
-        size, classes = model.config.image_size, model.config.num_classes
-        self.images = torch.randn(batch, model.config.in_channels, size, size)
-        self.targets = smooth_targets(torch.arange(batch) % classes, classes, config.label_smoothing)
-        self.keys, self.step = torch.arange(batch), 0
+        words, classes, size = variant.split(), model.config.num_classes, model.config.image_size
+        train = TrainConfig(compile="compiled" in words, precision="bf16" if "bf16" in words else "fp32")
+        self.optimise = OptimisationStep(model, train, OptimConfig(repulsion=False), TOTAL)
+        self.optimise.auxiliary.store_fields()
+        self.positions = list(self.optimise.positions.values())
+        labels, keys = torch.arange(batch) % classes, torch.arange(batch)
+        targets = smooth_targets(labels, classes, train.label_smoothing)
+        self.batch = Batch(torch.randn(batch, model.config.in_channels, size, size), targets, labels, keys, keys)
+        self.step = 0
 
     def __call__(self) -> None:
-        self.optimisers.set_rates(self.step, TOTAL)
-        self.optimisers.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, self.bf16):
-            logits = self.forward(self.images, sample_keys=self.keys)
-        loss = cross_entropy(logits, self.targets, len(self.images)) + sum(self.auxiliary.terms().values())
-        loss.backward()
-        with record_function("bench::finite"):
-            named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
-            assert first_not_finite([("loss", loss), *named]) is None
-        self.optimisers.step()
-        with record_function("bench::graph"):
-            self.model.constrain()
+        self.optimise(self.batch, len(self.batch.samples), self.step)
         self.step += 1
 
     def repulse(self) -> None:
@@ -126,8 +113,8 @@ def inference(variant: str, batch: int, **overrides: Any) -> Pass:
 
 GROUPS: list[tuple[str, tuple[str, ...]]] = [
     ("optimisers", ("Optimizer.step", "Optimizer.zero_grad")),
-    ("graph", ("bench::graph",)),
-    ("finite check", ("bench::finite",)),
+    ("graph", ("quatsphere::constrain",)),
+    ("finite check", ("quatsphere::finite_check",)),
     ("kernel", ("quatsphere::attend", "quatsphere::dot_attend", "aten::_scaled_dot_product", "quatsphere::edge_dot")),
     ("Hamilton block", ("quatsphere::feed_forward",)),
     ("field", ("quatsphere::perturb",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quatsphere.bench.measure import compare_records
+from quatsphere.bench.measure import compare_benchmarks
 from quatsphere.bench.scaling import exponent
 
 Column = tuple[str, str, str]
@@ -69,7 +69,7 @@ def print_record(record: Mapping[str, Any]) -> None:
 
 def print_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print time and memory before and after."""
-    rows = compare_records(dict(before), dict(after))
+    rows = compare_benchmarks(dict(before), dict(after))
     if rows:
         print_table("before and after", COMPARISON, rows)
     else:

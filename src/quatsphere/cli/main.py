@@ -16,7 +16,7 @@ from pathlib import Path
 import quatsphere
 from quatsphere.cli.compile_notice import CompileNotice
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
-from quatsphere.runtime import compilation, keep_freed_memory
+from quatsphere.runtime import compilation, disable_malloc_trimming
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
@@ -37,7 +37,7 @@ VERBS = {
 def main(words: list[str] | None = None) -> int:
     """Run a verb; every failure is one line on stderr and an exit code."""
     if words is None:
-        keep_freed_memory()
+        disable_malloc_trimming()
         words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text

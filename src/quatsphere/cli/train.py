@@ -44,15 +44,15 @@ def run(words: list[str]) -> int:
     if not asked.run_dir:
         raise ConfigError("train needs a folder for the run; add --run-dir DIR")
     from quatsphere.cli.console import LiveReporter
-    from quatsphere.train import Choices, train
+    from quatsphere.train import ResumeOptions, train
     from quatsphere.train.run import require_same_run
 
     if base is not None:
         require_same_run(config, RunFolder(asked.run_dir))
     elif asked.resume and not asked.sources:
         raise nothing_to_resume(Path(asked.run_dir))
-    choices = Choices(asked.resume, asked.accept_data_change, asked.repair)
-    result = train(config, asked.run_dir, choices, LiveReporter())
+    options = ResumeOptions(asked.resume, asked.accept_data_change, asked.repair)
+    result = train(config, asked.run_dir, options, LiveReporter())
     if result and asked.json:
         print(json.dumps(result))
     elif result:

@@ -7,7 +7,7 @@ change a pixel. Each choice has a fixed position in the key's stream: switching 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -140,6 +140,20 @@ def normalize(
     """(level / 255 - mean) / std per channel; mean and std are of levels scaled to [0, 1]."""
     mean, std = (v.to(images.device, torch.float32).view(-1, 1, 1) for v in (mean, std))
     return (images.float() / 255 - mean) / std
+
+
+def normalized_batches(
+    images: UInt8[Tensor, "n c h w"],
+    mean: Float[Tensor, "c"],
+    std: Float[Tensor, "c"],
+    batch_size: int = 256,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Float32[Tensor, "b c h w"]]:
+    """Yield normalised images in batches; `progress(done, total)` is called when a batch has been used."""
+    for start in range(0, len(images), batch_size):
+        yield normalize(images[start : start + batch_size], mean, std)
+        if progress is not None:
+            progress(min(start + batch_size, len(images)), len(images))
 
 
 def mix(

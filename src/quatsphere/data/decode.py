@@ -39,8 +39,8 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 FIT_MODES = ("crop", "squash")
 MAX_PIXELS = 64_000_000
 MAX_WORKERS = 16
-CHUNK_FILES = (512, 4096)
-"""Minimum and maximum number of files per subprocess; starting one takes as long as decoding 2,000 small images."""
+MIN_CHUNK_FILES = 512
+"""Minimum number of small files per subprocess; starting one takes as long as decoding 2,000 of them."""
 CHUNK_BYTES = 32 << 20
 """Maximum size of a chunk's files, and of its decoded pixels."""
 WORKER_SCRIPT = __file__
@@ -73,7 +73,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             ImageOps.exif_transpose(image, in_place=True)
-            return _finish(_to_rgb(image), size, fit, str(image.format))
+            return _finish(to_rgb(image), size, fit, str(image.format))
     except Image.DecompressionBombError as error:  # ours, or Pillow's own limit, which is higher
         raise TooLarge(f"more than {MAX_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
@@ -82,7 +82,7 @@ def decode(data: bytes, size: int, fit: str = "crop") -> Decoded:
         raise BadImage(str(error).strip().split("\n")[0] or type(error).__name__) from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB (rules 3 and 4)."""
     if image.mode.startswith("I"):
         high = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
@@ -170,8 +170,7 @@ def decode_files(
     """
     decoded, done = DecodedFiles.empty(len(files), size), 0
     workers = min(_usable_cores(), MAX_WORKERS)
-    smallest, largest = CHUNK_FILES
-    count = min(max(-(-len(files) // workers), smallest), largest, max(CHUNK_BYTES // (3 * size**2), 1))
+    count = min(max(-(-len(files) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
     pool = ThreadPoolExecutor(workers)
     try:
         chunks = [range(start, min(start + count, len(files))) for start in range(0, len(files), count)]

@@ -133,7 +133,7 @@ def _accept(address: str, part: Path, archive: Archive) -> Path:
         part.unlink()
         raise _Unreachable("sha256 differs from the official archive, file deleted")
     path = part.with_name(archive.name)
-    atomic.put_in_place(part, path)
+    atomic.rename_durably(part, path)
     return path
 
 

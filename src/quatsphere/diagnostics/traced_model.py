@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from quatsphere.data import Dataset, Split
-from quatsphere.data.augment import normalize
+from quatsphere.data.augment import normalized_batches
 from quatsphere.diagnostics.measures import orientation_spread, score_spread, tangent_norms, weight_histogram
 from quatsphere.models import Model, build_model
-from quatsphere.models.scoring import Evaluation
+from quatsphere.models.scoring import Evaluation, batch_logits
 from quatsphere.models.steps import ModelStep, model_steps
 from quatsphere.nn.measures import routing_entropy, routing_peak
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.nn.trace import Trace
-from quatsphere.train.evaluation import predict_logits
 
 
 @contextmanager
@@ -102,13 +101,14 @@ class TracedModel:
     def batches(self, part: Split, size: int) -> Iterator[Tensor]:
         """Yield normalised images on the model's device."""
         device = next(self.model.parameters()).device
-        for images in part.images.split(size):
-            yield normalize(images, self.dataset.mean, self.dataset.std).to(device)
+        for images in normalized_batches(part.images, self.dataset.mean, self.dataset.std, size):
+            yield images.to(device)
 
     def evaluate(self, part: Split) -> Evaluation:
         """Evaluate the model on images without augmentation."""
-        logits = predict_logits(self.model, self.dataset, part.images, progress=self.progress)
-        return Evaluation(logits, part.labels, self.dataset.classes)
+        dataset = self.dataset
+        batches = normalized_batches(part.images, dataset.mean, dataset.std, progress=self.progress)
+        return Evaluation(batch_logits(self.model, batches, len(dataset.classes)), part.labels, dataset.classes)
 
     @cached_property
     def traced(self) -> Split:

@@ -1,19 +1,35 @@
-"""Scores of logits against labels: accuracy, per class, confusion, likelihood, calibration."""
+"""Logits of image batches, and their measures against labels: accuracy, confusion, likelihood, calibration."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
+@torch.no_grad()
+def batch_logits(model: nn.Module, batches: Iterable[Tensor], classes: int) -> Float[Tensor, "n classes"]:
+    """Logits of normalised image batches, on the CPU, in evaluation mode (the previous mode is restored)."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    logits = [torch.empty(0, classes)]
+    try:
+        for images in batches:
+            logits.append(model(images.to(device)).float().cpu())
+    finally:
+        model.train(was_training)
+    return torch.cat(logits)
+
+
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The measures of one split, from logits and labels."""
+    """Measures of one split, from logits and labels."""
 
     logits: Tensor
     labels: Tensor
@@ -60,8 +76,12 @@ class Evaluation:
         ]
         return sum(gaps)
 
+    def __repr__(self) -> str:
+        numbers = f"accuracy {self.accuracy:.4f}, nll {self.nll:.4f}, ece {self.ece:.4f}"
+        return f"Evaluation({numbers}, n = {len(self.labels):,})"
+
     def report(self) -> dict[str, Any]:
-        """All scores as plain numbers."""
+        """All measures as plain numbers."""
         return {
             "images": len(self.labels),
             "accuracy": self.accuracy,

@@ -27,7 +27,7 @@ from quatsphere.report.image_samples import first_shell_samples, patch_sheet, pn
 from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_files import RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits
-from quatsphere.train.load import Trained, stored_config
+from quatsphere.train.load import TrainedModel, stored_config
 
 RUN_CAPTIONS = {
     "classes": ("Results", "Accuracy by class", "Test images, easiest class first."),
@@ -59,7 +59,7 @@ class RunReportInputs:
 
 
 def write_run_report(
-    folder: Path, page: Path, load: Callable[[], tuple[Trained, Dataset]], note: Callable[[str], None]
+    folder: Path, page: Path, load: Callable[[], tuple[TrainedModel, Dataset]], note: Callable[[str], None]
 ) -> None:
     """Write the report of a run.
 
@@ -193,7 +193,7 @@ def _diagnostics(run: RunFiles, inputs: RunReportInputs) -> Section:
 # Parts that need the model and its data
 
 
-def with_predictions(inputs: RunReportInputs, trained: Trained, dataset: Dataset) -> RunReportInputs:
+def with_predictions(inputs: RunReportInputs, trained: TrainedModel, dataset: Dataset) -> RunReportInputs:
     """Return the inputs with predictions on test images, and the samples and tokens of one of them."""
     test = dataset.test
     indices = _evenly_spaced(torch.arange(len(test)), MAX_PREDICTED)

@@ -10,7 +10,7 @@ from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
 from quatsphere.study.claims.rules import difference
 from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
 from quatsphere.study.paper_tables import paper_changes, paper_values
-from quatsphere.study.results import Record, at_one_length, read_records
+from quatsphere.study.results import CellRecord, at_one_length, read_records
 from quatsphere.study.scales import dataset_title
 from quatsphere.study.statistics import Estimate, estimate_contrast, mean
 from quatsphere.study.variants import VARIANTS
@@ -19,12 +19,12 @@ COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), st
 """Variant -> short name in the caption of the costs."""
 
 
-def read_results(folder: str) -> list[Record]:
+def read_results(folder: str) -> list[CellRecord]:
     """Finished cells of a results folder."""
     return [record for record in read_records(folder) if record["status"] == "finished"]
 
 
-def length_figures(records: Sequence[Record]) -> Iterator[Drawing]:
+def length_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
     """Contrasts against images seen, where cells of several lengths have their predictions."""
     found = curves(records)
     if any(len(curve.points) > 1 for curve in found.values()):
@@ -42,7 +42,7 @@ def length_curve(curve: Curve) -> draw.LengthCurve:
     return draw.LengthCurve(curve.contrast.title, points, curve.contrast.paper, f"in trend: {curve.trend}")
 
 
-def result_figures(records: Sequence[Record]) -> Iterator[Drawing]:
+def result_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
     """Contrasts against length, then for each data set the ablation table and the probe of β."""
     yield from length_figures(records)
     records = at_one_length(records)
@@ -57,7 +57,7 @@ def result_figures(records: Sequence[Record]) -> Iterator[Drawing]:
             yield f"temperature{suffix}", draw.temperature_probe(curves, caption)
 
 
-def accuracies(records: Sequence[Record]) -> dict[str, dict[int, float]]:
+def accuracies(records: Sequence[CellRecord]) -> dict[str, dict[int, float]]:
     """variant -> seed -> test accuracy in percent."""
     found: dict[str, dict[int, float]] = {}
     for record in records:
@@ -65,7 +65,7 @@ def accuracies(records: Sequence[Record]) -> dict[str, dict[int, float]]:
     return found
 
 
-def ablation_rows(records: Sequence[Record], dataset: str) -> list[draw.AblationRow]:
+def ablation_rows(records: Sequence[CellRecord], dataset: str) -> list[draw.AblationRow]:
     """Every variant with cells on a data set, with its change from its reference, paired by seed."""
     found, quoted, changes = accuracies(records), paper_values(), paper_changes()
     rows = []
@@ -85,7 +85,7 @@ def measured(found: Estimate) -> draw.Measured:
     return draw.Measured(found.value, *(found.interval() or (None, None)))
 
 
-def costs_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
+def costs_of(records: Sequence[CellRecord]) -> tuple[dict[str, float], str]:
     """Changes from the full kernel in points, for the labels of the schematic, and a caption that names their source.
 
     Without cells of our own the values are the paper's.
@@ -107,7 +107,7 @@ def costs_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
     return {name: paper["cifar10", name] for name in draw.COSTS}, f"{what}; the paper's values, at this size."
 
 
-def size_of(records: Sequence[Record]) -> str:
+def size_of(records: Sequence[CellRecord]) -> str:
     """Size and length of the full model's runs; every value that occurs."""
     full = [record for record in records if record["variant"] == "full"]
     models = {qsv_size(cell["config"]["model.base_vertices"], cell["config"]["model.shells"]) for cell in full}
@@ -117,7 +117,7 @@ def size_of(records: Sequence[Record]) -> str:
     return f"{sizes}, {counts} parameters, {seen} images seen"
 
 
-def probe_curves(records: Sequence[Record]) -> list[draw.BetaCurve]:
+def probe_curves(records: Sequence[CellRecord]) -> list[draw.BetaCurve]:
     """β of the full kernel and of both probes on one data set, averaged over seeds, labelled with their accuracies."""
     curves = []
     for variant in ("full", "beta_warm", "beta_frozen"):
@@ -131,7 +131,7 @@ def probe_curves(records: Sequence[Record]) -> list[draw.BetaCurve]:
     return curves
 
 
-def curve_of_cell(label: str, record: Record) -> draw.BetaCurve:
+def curve_of_cell(label: str, record: CellRecord) -> draw.BetaCurve:
     """β over the training of one cell."""
     logged, settings = record["trajectory"], record["config"]
     low, high = logged.get("beta_min") or [], logged.get("beta_max") or []

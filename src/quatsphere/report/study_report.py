@@ -1,4 +1,4 @@
-"""What a report shows of a study: its claims decided, its tables and figures, every cell."""
+"""Report page of a study: tables, figures, decided claims and every cell."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import length_tables, rows_by_length
 from quatsphere.study.paper_tables import PaperTables
-from quatsphere.study.results import Record, at_one_length, read_records
+from quatsphere.study.results import CellRecord, at_one_length, read_records
+from quatsphere.study.tables import format_value
 
 KINDS = {
-    "trained": ("Claims that need training", "What our runs say of the paper's statements about trained models."),
-    "static": ("Claims that need none", "Arithmetic and geometry, computed from the code at the paper's size."),
+    "trained": ("Claims that need training", "The paper's statements about trained models, judged on these runs."),
+    "static": (
+        "Claims that need none",
+        "Sizes and properties at the start, computed from the code at the paper's size.",
+    ),
 }
-"""kind of claim -> heading, sentence."""
+"""kind of claim -> heading, description."""
 NOT_JUDGED = "Not judged: none of these runs is on the paper's data, CIFAR-10 and CIFAR-100."
 
 ACCURACY_TEXT = "Percent of test images: means over seeds (range, n). Changes are paired by seed [95 % interval]."
@@ -27,12 +31,12 @@ ACCURACY_TEXT = "Percent of test images: means over seeds (range, n). Changes ar
 
 def study_report(
     name: str,
-    records: Sequence[Record],
-    claims: Sequence[Record],
+    records: Sequence[CellRecord],
+    claims: Sequence[CellRecord],
     tables: Sequence[PageTable],
     shown: Sequence[Picture],
 ) -> Report:
-    """The whole report: tables and figures, then claims, then every cell."""
+    """Assemble the report: tables and figures, then claims, then every cell."""
     sections = [Section("Accuracies", ACCURACY_TEXT, tables, shown)]
     for kind, (title, text) in KINDS.items():
         chosen = [claim for claim in claims if claim["kind"] == kind]
@@ -41,17 +45,17 @@ def study_report(
         elif chosen:
             sections.append(Section(title, NOT_JUDGED))
     sections.append(Section("Every run", "One row per finished cell.", [cells_table(records)]))
-    told = f"{len(records)} runs on {', '.join(_kinds(records, 'dataset')) or 'nothing yet'}"
-    return Report(f"Study {name}", told, _tiles(records, claims), _facts(records), sections)
+    subtitle = f"{len(records)} runs on {', '.join(_distinct_values(records, 'dataset')) or 'nothing yet'}"
+    return Report(f"Study {name}", subtitle, _tiles(records, claims), _facts(records), sections)
 
 
-def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
-    """How much was run, and how the claims stand."""
+def _tiles(records: Sequence[CellRecord], claims: Sequence[CellRecord]) -> list[Tile]:
+    """Headline numbers: runs, rows, training time, claims by verdict."""
     diverged = sum(record["status"] == "diverged" for record in records)
     hours = time_text(sum(record.get("seconds") or 0.0 for record in records))
     shown = [
         Tile("runs", str(len(records)), f"{diverged} diverged" if diverged else "none diverged"),
-        Tile("rows", str(len(_kinds(records, "variant"))), f"{len(_kinds(records, 'seed'))} seeds"),
+        Tile("rows", str(len(_distinct_values(records, "variant"))), f"{len(_distinct_values(records, 'seed'))} seeds"),
         Tile("training time", hours, "all runs together"),
     ]
     for verdict in ("holds", "fails", "undecided") if claims else ():
@@ -60,8 +64,8 @@ def _tiles(records: Sequence[Record], claims: Sequence[Record]) -> list[Tile]:
     return shown
 
 
-def claim_of(found: Record) -> PageClaim:
-    """A claim and its verdict as text."""
+def claim_of(found: CellRecord) -> PageClaim:
+    """Convert a decided claim to text."""
     paper_n = f" (n = {found['paper_n']})" if found.get("paper_n") else ""
     interval = found.get("interval")
     return PageClaim(
@@ -69,25 +73,21 @@ def claim_of(found: Record) -> PageClaim:
         found["statement"],
         found["verdict"],
         found.get("why") or "",
-        number_text(found.get("ours")),
-        number_text(found.get("paper")) + paper_n,
-        f"{number_text(interval[0])} to {number_text(interval[1])}" if interval else "",
+        _number_text(found.get("ours")),
+        _number_text(found.get("paper")) + paper_n,
+        f"{_number_text(interval[0])} to {_number_text(interval[1])}" if interval else "",
         str(found["n"]) if found.get("n") else "",
         found.get("section") or "",
     )
 
 
-def number_text(value: Any) -> str:
-    """A number, a list of numbers, or words."""
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple):
-        return ", ".join(number_text(item) for item in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _number_text(value: Any) -> str:
+    """Text of a number, range or list; empty if there is none."""
+    return "" if value is None else format_value(value)
 
 
-def cells_table(records: Sequence[Record]) -> PageTable:
-    """Every run; those that diverged are marked."""
+def cells_table(records: Sequence[CellRecord]) -> PageTable:
+    """Table of all runs; diverged ones are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
     rows = [
         (
@@ -95,8 +95,8 @@ def cells_table(records: Sequence[Record]) -> PageTable:
             str(record["variant"]),
             str(record["dataset"]),
             str(record["seed"]),
-            _share(record.get("test_accuracy")),
-            _share(record.get("val_accuracy")),
+            _accuracy_text(record.get("test_accuracy")),
+            _accuracy_text(record.get("val_accuracy")),
             str(record.get("epochs", "-")),
             time_text(record["seconds"]) if record.get("seconds") else "-",
             str(record["status"]),
@@ -107,34 +107,34 @@ def cells_table(records: Sequence[Record]) -> PageTable:
     return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
 
-def _facts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What identifies the numbers: everything that differs between runs is listed."""
+def _facts(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
+    """Identity of the runs: all values that occur of data, seeds, commits, versions and machines."""
     versions = [
         ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items()) for record in records
     ]
     found = {
         "runs": len(records),
-        "rows": _listed(_kinds(records, "variant")),
-        "data": _listed(_kinds(records, "dataset")),
-        "data fingerprints": _listed(_kinds(records, "fingerprint")),
-        "seeds": _listed(_kinds(records, "seed")),
-        "commits": _listed(_kinds(records, "commit")),
-        "versions": _listed(dict.fromkeys(versions)),
-        "machines": _listed(_kinds(records, "processor")),
+        "rows": _joined(_distinct_values(records, "variant")),
+        "data": _joined(_distinct_values(records, "dataset")),
+        "data fingerprints": _joined(_distinct_values(records, "fingerprint")),
+        "seeds": _joined(_distinct_values(records, "seed")),
+        "commits": _joined(_distinct_values(records, "commit")),
+        "versions": _joined(dict.fromkeys(versions)),
+        "machines": _joined(_distinct_values(records, "processor")),
     }
     return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
-def _kinds(records: Iterable[Record], field: str) -> list[Any]:
+def _distinct_values(records: Iterable[CellRecord], field: str) -> list[Any]:
     """Distinct values, in order of appearance."""
     return list(dict.fromkeys(record[field] for record in records if record.get(field) is not None))
 
 
-def _listed(values: Iterable[Any]) -> str:
+def _joined(values: Iterable[Any]) -> str:
     return "; ".join(str(value) for value in values if value)
 
 
-def _share(value: float | None) -> str:
+def _accuracy_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
@@ -144,14 +144,14 @@ FIGURE_CAPTIONS = {
         "Each row beside the one it is compared with; diamonds: the paper's values.",
     ),
     "lengths": ("Contrasts against length", "Every confirmatory contrast of docs/protocol.md by images seen."),
-    "temperature": ("Inverse temperature β", "Its course in training, with the paper's two probes."),
-    "qsv": ("QSV in one view", "What each role of the kernel is worth."),
+    "temperature": ("Inverse temperature β", "Its course during training, with the paper's two probes."),
+    "qsv": ("QSV in one view", "Cost of removing each role of the kernel."),
 }
-"""figure -> title, sentence; a figure of one data set has its name behind a dash."""
+"""figure -> title, caption; figures of one data set have its name after a dash."""
 
 
 def write_study_report(folder: Path, page: Path) -> None:
-    """The report of a results folder."""
+    """Write the report of a results folder."""
     records = read_records(folder)
     shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
@@ -161,7 +161,7 @@ def write_study_report(folder: Path, page: Path) -> None:
 
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
-    """The figures of the results that have a caption."""
+    """Figures of the results that have a caption."""
     shown = []
     for name, figure in [*result_figures(records), *schematics(*costs_of(records))]:
         kind, _, dataset = name.partition("-")
@@ -172,7 +172,7 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
 
 
 def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:
-    """The tables of `quatsphere study table`; accuracies by seed are among the cells already."""
+    """Tables of `quatsphere study table` except accuracies by seed, which are in the table of cells."""
     by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
     found = [*by_length, *PaperTables(at_one_length(records)).all()]
     return [PageTable(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]

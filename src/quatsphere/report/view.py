@@ -25,7 +25,7 @@ from quatsphere.models.steps import ModelStep, model_steps
 from quatsphere.report.image_samples import first_shell_samples, mean_colours, shell_positions
 from quatsphere.report.page import inline_script, security_policy, write_page
 from quatsphere.storage.atomic import read_regular, write_bytes
-from quatsphere.train.load import Trained
+from quatsphere.train.load import TrainedModel
 
 TraceArrays = dict[str, NDArray[Any]]
 MAX_IMAGES = 2
@@ -66,7 +66,7 @@ def example_images(dataset: Dataset) -> list[ViewImage]:
     return [ViewImage(f"test image {index}", test.images[index], int(test.labels[index])) for index in chosen]
 
 
-def write_view(page: Path, trained: Trained, images: list[ViewImage]) -> Path:
+def write_view(page: Path, trained: TrainedModel, images: list[ViewImage]) -> Path:
     """Write the page and, beside it, the trace file that it contains; return the path of the trace."""
     path = page.with_suffix(".safetensors")
     write_trace(path, compute_trace(trained, images))
@@ -87,7 +87,7 @@ def write_view_page(page: Path, trace: Path) -> None:
 # Computing a trace
 
 
-def compute_trace(trained: Trained, images: list[ViewImage]) -> ViewTrace:
+def compute_trace(trained: TrainedModel, images: list[ViewImage]) -> ViewTrace:
     """Return everything that the page draws, for all images."""
     model = trained.model
     if not isinstance(model, QSV | AttentionNet):
@@ -120,7 +120,7 @@ def _step_title(step: ModelStep) -> str:
     return f"within shell {step.target}" if step.name == "within" else f"{step.name} on shell {step.target}"
 
 
-def _facts(trained: Trained, images: list[ViewImage], logits: Tensor, steps: list[ModelStep]) -> dict[str, Any]:
+def _facts(trained: TrainedModel, images: list[ViewImage], logits: Tensor, steps: list[ModelStep]) -> dict[str, Any]:
     """Return names and numbers that are not arrays; shells are counted from 0."""
     config, classes = trained.config.model, trained.meta["classes"]
     routing = getattr(config, "routing", "")
@@ -179,7 +179,7 @@ def _colours(model: Any, pixels: Tensor, arrays: TraceArrays, steps: int) -> Tra
     return out
 
 
-def _quaternions(trained: Trained, model: QSV, trace: Any) -> TraceArrays:
+def _quaternions(trained: TrainedModel, model: QSV, trace: Any) -> TraceArrays:
     """Return frames before and after the perturbation, their drift in training, and the features of the sources."""
     start = build_model(trained.config.model, seed=trained.config.train.seed)
     assert isinstance(start, QSV)

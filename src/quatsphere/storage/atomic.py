@@ -1,7 +1,7 @@
-"""Files that are either whole or not there: write beside, fsync, rename, fsync the folder.
+"""Atomic writes: write a temporary file, fsync, rename, fsync the folder.
 
-A reader never sees half a file, whatever kills the writer, and what was there before stays until its successor is on
-the disk. Temporary names end in `.tmp.PID`, so that a later process can tell a leftover from work in progress.
+A reader never sees half a file, and the old content stays until the new one is on the disk, whenever the writer is
+killed. Temporary names end in `.tmp.PID`, which distinguishes leftovers from writes in progress.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Hex digest of a file, read in pieces so that its size does not matter."""
+    """Hex digest of a file, read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -38,9 +38,9 @@ def sha256_file(path: Path) -> str:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes; anything else is an OSError that says why.
+    """Read a regular file of at most `limit` bytes; OSError with the reason for anything else.
 
-    Opened without blocking and looked at afterwards, so that no swap between check and use can make it a pipe.
+    The file is opened without blocking and checked afterwards, so that it cannot be replaced by a pipe in between.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
@@ -68,10 +68,9 @@ _passes: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """Die here, as by kill -9, when QUATSPHERE_FAILPOINT is `name` or `name:n` (the n-th pass); else do nothing.
+    """Exit at once, as by kill -9, if QUATSPHERE_FAILPOINT is `name` or `name:n` (the n-th call); else do nothing.
 
-    It lives in production code because recovery is tested with real process death inside the real write: a mock
-    would prove that the mock recovers.
+    It is part of production code so that tests of recovery can kill a real process inside a real write.
     """
     wanted, _, nth = os.environ.get("QUATSPHERE_FAILPOINT", "").partition(":")
     if name == wanted:
@@ -81,29 +80,29 @@ def failpoint(name: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step; the old content stays until the new one is on the disk."""
+    """Replace the content of `path` atomically."""
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     with disk_errors(path.name, path.parent, len(data), "free some space"):
         try:
             write_durable(temporary, data)
-            put_in_place(temporary, path)
+            rename_durably(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by UTF-8 text in one step."""
+    """Replace the content of `path` by UTF-8 text atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by JSON in one step; numbers that are not finite become null (see `finite`)."""
+    """Replace the content of `path` by JSON atomically; numbers that are not finite become null."""
     write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """The same JSON value with null for NaN and the infinities, which JSON cannot write and browsers cannot read."""
+    """Replace NaN and infinities, which JSON does not have, by None in a JSON value."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -114,7 +113,7 @@ def finite(value: Any) -> Any:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Write a new file and return when it is on the disk; its name is not durable before its folder is synced."""
+    """Write a new file and return when it is on the disk; its name is durable once its folder is synced."""
     half = len(data) // 2
     failpoint("before_write")
     with open(path, "wb") as file:
@@ -128,8 +127,8 @@ def write_durable(path: Path, data: bytes) -> None:
     failpoint("after_fsync")
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a finished file or folder its name, durably."""
+def rename_durably(temporary: Path, path: Path) -> None:
+    """Rename a finished file or folder and return when the new name is on the disk."""
     failpoint("before_rename")
     os.replace(temporary, path)
     failpoint("after_rename")
@@ -146,18 +145,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder; a kill in between leaves a leftover, never half a folder under its own name."""
-    doomed = folder.with_name(f".{folder.name}.tmp.{os.getpid()}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    """Delete a folder; if the process is killed meanwhile, a leftover remains and no incomplete folder."""
+    renamed = folder.with_name(f".{folder.name}.tmp.{os.getpid()}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    os.replace(folder, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> list[str]:
-    """Remove `*.tmp.PID` files and folders, at any depth, of processes that are gone; returns their names.
+    """Remove `*.tmp.PID` files and folders, at any depth, of processes that are gone; return their names.
 
-    Call it when this process is not writing here: names with its own pid count as leftovers, because in a container
-    every life of a program may have the same pid.
+    Call it while this process is not writing here: names with its own pid count as leftovers, because in a container
+    every start of a program may have the same pid.
     """
     removed = []
     for path in sorted(folder.rglob("*.tmp.*")):
@@ -171,12 +170,12 @@ def remove_leftovers(folder: Path) -> list[str]:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a name is that of an unfinished write."""
+    """True for the name of an unfinished write."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def _is_writing(name: str) -> bool:
-    """Whether the process that a temporary name belongs to is another one, and alive."""
+    """True if a temporary name belongs to another process that is alive."""
     pid = int(name.rpartition(".")[2])
     if pid in (0, os.getpid()):
         return False
@@ -189,21 +188,21 @@ def _is_writing(name: str) -> bool:
     return True
 
 
-def is_full(error: OSError) -> bool:
-    """Whether an error says that the disk, a quota or a size limit is exhausted."""
+def is_disk_full(error: OSError) -> bool:
+    """True if an error means that the disk, a quota or a size limit is exhausted."""
     return error.errno in _FULL
 
 
 @contextlib.contextmanager
 def disk_errors(what: str, folder: Path, needed: int, advice: str) -> Iterator[None]:
-    """Turn the system's errors into one line that says how much was needed and how much is free.
+    """Turn the system's errors into one line with the needed and the free space.
 
-    Remove what was half-written inside the block: the free space is measured after it.
+    Remove half-written files inside the block: the free space is measured after it.
     """
     try:
         yield
     except OSError as error:
-        if is_full(error):
+        if is_disk_full(error):
             message = f"{what} needs {size_text(needed)}, {size_text(free_bytes(folder))} free on {folder}; {advice}"
         else:
             message = f"cannot write {what} ({error.strerror} in {folder}); check the disk and its permissions"
@@ -219,11 +218,11 @@ def require_space(what: str, folder: Path, needed: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write on the folder's file system."""
+    """Bytes that this user can still write on the folder's file system."""
     system = os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     return system.f_bavail * system.f_frsize
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: 7.9 MB, 12.3 kB."""
+    """Number of bytes as text: `7.9 MB`, `12.3 kB`."""
     return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"

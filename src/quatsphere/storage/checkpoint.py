@@ -1,9 +1,9 @@
-"""The checkpoints of a run: save, go back to the newest good one, to the best one, and forget old ones.
+"""Checkpoints of a run: save, load the newest good one or the best one, delete old ones.
 
-The rename of a finished `step-N.tmp.PID` folder is the one moment at which a checkpoint comes into being; one that it
-replaces waits aside as `step-N.old` until then, and is read from there should its successor never come. Everything a
-resume needs is inside it, also which step was the best so far; the files `best` and `last` beside the folders
-only repeat that for people and for `load_best`, and a resume puts them right if a kill came between.
+A checkpoint exists from the moment at which a finished `step-N.tmp.PID` folder is renamed. A checkpoint that it
+replaces is kept as `step-N.old` until then, and is read from there if the rename never happens. The folder has
+everything a resume needs, including the name of the best step so far; the files `best` and `last` beside the folders
+only repeat that for people and for `load_best`, and a resume corrects them if the process was killed in between.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from quatsphere.storage.step_folder import (
     read_step,
     step_name,
     step_of,
+    step_title,
     steps_in,
-    title,
     write_step,
 )
 
@@ -40,19 +40,19 @@ _FOREIGN = ((b"PK\x03\x04", "a zip archive (torch.save or TorchScript)"), (b"\x8
 
 
 def dump_tensors(tensors: dict[str, Tensor]) -> bytes:
-    """Safetensors bytes; equal tensors give equal bytes.
+    """Serialise tensors as safetensors; equal tensors give equal bytes.
 
-    Each tensor is copied: safetensors refuses views that share memory, and optimisers keep their moments as views.
+    Each tensor is copied, because safetensors refuses views that share memory, such as the moments of optimisers.
     """
     copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     return save(copies)
 
 
 def parse_tensors(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of safetensors bytes; CheckpointError naming `where` for anything else, pickles and zips included.
+    """Parse safetensors bytes; CheckpointError naming `where` for anything else, including pickles and zips.
 
-    The header is looked at before the parser sees it; the parser itself refuses gaps and trailing bytes, so that a
-    file that is also a valid zip does not pass.
+    The header is checked before the parser runs; the parser refuses gaps and trailing bytes, so that a file that is
+    also a valid zip does not pass.
     """
     reason = _why_not_safetensors(data)
     if reason is None:
@@ -64,7 +64,7 @@ def parse_tensors(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def _why_not_safetensors(data: bytes) -> str | None:
-    """What is wrong with the frame: 8 bytes of header length, then a JSON object of that length."""
+    """Reason why the frame (8 bytes of header length, a JSON object of that length) is wrong; None if it is right."""
     for magic, name in _FOREIGN:
         if data.startswith(magic) and data[8:9] != b"{":
             return f"it is {name}"
@@ -82,22 +82,22 @@ def _why_not_safetensors(data: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on: what the model is, what the training keeps, and plain facts about both."""
+    """State of a run from which training continues."""
 
     step: int
     """Optimiser steps taken."""
     weights: dict[str, Tensor]
     """The model's parameters and buffers."""
     state: dict[str, Tensor]
-    """Everything else that is a tensor: moments, snapshots."""
+    """All other tensors: optimiser moments, the stored field."""
     meta: dict[str, Any]
-    """Everything that is not: JSON, which comes back as JSON gives it (tuples as lists)."""
+    """Everything else, as JSON: tuples come back as lists."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path:
-    """Add a checkpoint to `folder`; returns its path when it is on the disk, and `last` (and `best`) name it.
+    """Add a checkpoint to `folder`; return its path when it is on the disk and `last` (and `best`) name it.
 
-    A step that is there already with the same tensors keeps its files; only its manifest follows a changed meta.
+    If the step exists with the same tensors, only a manifest whose meta has changed is written.
     """
     path = folder / step_name(checkpoint.step)
     best_path = path if best else read_pointer(folder, "best")
@@ -109,7 +109,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path
         dump_tensors(checkpoint.state),
     )
     older = steps_in(folder)
-    advice = f"{title(older[0])} kept; free some space" if older else "free some space"
+    advice = f"{step_title(older[0])} kept; free some space" if older else "free some space"
     with atomic.disk_errors("checkpoint", folder, content.size, advice):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -120,15 +120,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, best: bool) -> Path
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a step folder, whole; CheckpointError if a single bit of its three files has changed."""
+    """Load the checkpoint in a step folder; CheckpointError if a single bit of its three files has changed."""
     return _parse(path, read_step(path))
 
 
 def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, for a resume; None when there is none at all.
+    """Load the newest undamaged checkpoint, for a resume; None if there is no checkpoint at all.
 
-    The folders decide, not `last`: a kill after the rename and before the pointer must not cost a checkpoint. Both
-    pointers are then made to agree with what was loaded, so call it as the run's only writer.
+    The folders decide, not `last`, which is written after the rename of a new folder. Both pointers are then made to
+    agree with the loaded checkpoint, so the caller must be the run's only writer.
     """
     paths = steps_in(folder)
     for path, *older in (paths[i : i + 2] for i in range(len(paths))):
@@ -139,7 +139,7 @@ def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | No
                 raise CheckpointError(
                     f"no good checkpoint left ({folder}: {len(paths)} damaged); start again under another name"
                 ) from damage
-            warn(f"checkpoint {title(path)} is damaged ({damage.reason}); falling back to {title(older[0])}")
+            warn(f"checkpoint {step_title(path)} is damaged ({damage.reason}); falling back to {step_title(older[0])}")
         else:
             checkpoint = _parse(path, content)
             _point(folder, None if content.best is None else folder / content.best, path)
@@ -148,7 +148,7 @@ def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | No
 
 
 def load_best(folder: Path) -> Checkpoint:
-    """The checkpoint that `best` names; CheckpointError when there is none or it is damaged."""
+    """Load the checkpoint that `best` names; CheckpointError if there is none or it is damaged."""
     path = read_pointer(folder, "best")
     if path is None:
         raise CheckpointError(f"no best checkpoint ({folder / 'best'} is missing or names none); resume the run")
@@ -156,7 +156,7 @@ def load_best(folder: Path) -> Checkpoint:
 
 
 def read_pointer(folder: Path, name: str) -> Path | None:
-    """The step folder that the pointer `best` or `last` names, or None."""
+    """Step folder that the pointer `best` or `last` names, or None."""
     try:
         text = read_regular(folder / name, 100).decode().strip()
     except (OSError, ValueError):
@@ -165,10 +165,10 @@ def read_pointer(folder: Path, name: str) -> Path | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, `best`, and what each kept one calls its best.
+    """Delete all but the newest `keep` checkpoints, `best`, and the best step named in each of those that are kept.
 
-    Steps newer than `last` go too: they are damaged, or of a life that was given up. Nothing is deleted unless
-    `last` reads back whole, so the last good checkpoint never is what goes.
+    Steps newer than `last` are deleted too: they are damaged or belong to an abandoned continuation. Nothing is deleted
+    unless `last` can be read, so the last good checkpoint always stays.
     """
     if keep < 2:
         raise ConfigError(f"keep must be >= 2: got {keep}; one checkpoint alone cannot survive its own damage")

@@ -1,7 +1,7 @@
-"""One process per folder: an flock'd file that says who holds it.
+"""Lock of a folder for one process: a file under flock that names its holder.
 
-The kernel drops the lock when its holder dies, by whatever death, so a stale lock is one whose text is still there
-although nobody holds it. The file itself stays: deleting it would let two processes lock two files of one name.
+The kernel releases the lock when the holder dies, so a stale lock is a file with text that is not locked. The file
+itself stays: if it were deleted, two processes could lock two files of the same name.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from quatsphere.storage.atomic import disk_errors
 
 
 @contextlib.contextmanager
-def folder_lock(path: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock file `path` of the run `name`; CheckpointError naming the holder when another process has it."""
+def folder_lock(path: Path, name: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file `path` of the run `name`; CheckpointError naming the holder if another process has it."""
     with disk_errors(path.name, path.parent, 1000, "free some space"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"run '{name}' is locked by {_holder(descriptor)}; wait for its end or use another name"
+            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait for its end or use another name"
             raise CheckpointError(message) from None
         except OSError as error:
             raise CheckpointError(f"cannot lock ({path}: {error.strerror}); use a local disk") from error
         if os.fstat(descriptor).st_size:
-            say(f"took over a stale lock of run '{name}': {_holder(descriptor)} is gone")
-        _sign(descriptor, path)
+            note(f"took over a stale lock of run '{name}': {_read_holder(descriptor)} is gone")
+        _write_holder(descriptor, path)
         try:
             yield
         finally:
@@ -43,7 +43,7 @@ def folder_lock(path: Path, name: str, say: Callable[[str], None]) -> Iterator[N
         os.close(descriptor)
 
 
-def _sign(descriptor: int, path: Path) -> None:
+def _write_holder(descriptor: int, path: Path) -> None:
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
     with disk_errors(path.name, path.parent, len(text), "free some space"):
@@ -51,10 +51,10 @@ def _sign(descriptor: int, path: Path) -> None:
         os.pwrite(descriptor, text.encode(), 0)
 
 
-def _holder(descriptor: int) -> str:
-    """Who signed; a holder that was killed while signing, or has not done it yet, has no name."""
+def _read_holder(descriptor: int) -> str:
+    """Description of the holder; a holder that has not written its name yet is 'another process'."""
     try:
-        signed = json.loads(os.pread(descriptor, 1000, 0))
-        return f"pid {signed['pid']} on host {signed['host']} since {signed['since']}"
+        holder = json.loads(os.pread(descriptor, 1000, 0))
+        return f"pid {holder['pid']} on host {holder['host']} since {holder['since']}"
     except (ValueError, LookupError, TypeError):
         return "another process"

@@ -17,7 +17,7 @@ from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.safe_yaml import read_yaml
-from quatsphere.storage.step_folder import settle_all
+from quatsphere.storage.step_folder import finish_replacements
 
 _LOCK = ".lock"
 _LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")
@@ -25,64 +25,45 @@ _RESULT_LIMIT = 64 << 20
 _METRICS_LIMIT = 1 << 30
 
 
-def _to_stderr(message: str) -> None:
-    print(f"quatsphere: note: {message}", file=sys.stderr)
+def print_note(message: str) -> None:
+    """Print a message for the user, which is not an error, on stderr."""
+    print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
 
 
 class RunFolder:
-    """Where everything of a run lies, who may write there, and its append-only metrics.
+    """Paths of a run's files, access to the folder, and the append-only metrics.
 
-    A writer calls `claim` before anything else, then works inside `lock`. Readers need neither.
+    A writer calls `claim` first and then works inside `lock`; readers need neither. `note` receives messages.
     """
 
-    def __init__(self, path: str | Path, say: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, path: str | Path, note: Callable[[str], None] = print_note) -> None:
         self.path = Path(path)
-        self.say = say
+        self.config = self.path / "config.yaml"  # every setting
+        self.environment = self.path / "environment.json"  # versions, commit, machine
+        self.metrics = self.path / "metrics.jsonl"  # one line per epoch, append-only
+        self.checkpoints = self.path / "checkpoints"  # step folders and the pointers `best` and `last`
+        self.result = self.path / "result.json"  # written once, at the end
+        self.note = note
         self._lines_lost = 0
-        self._said_full = False
+        self._noted_full = False
 
     @property
     def name(self) -> str:
-        """What messages call the run."""
+        """Name of the run in messages."""
         return self.path.absolute().name
 
     @property
-    def config(self) -> Path:
-        """Every setting of the run."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, commit, machine."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per record, append-only."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Step folders and the pointers `best` and `last`."""
-        return self.path / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        """Written once, at the end."""
-        return self.path / "result.json"
-
-    @property
     def finished(self) -> bool:
-        """Whether the run has a result that can be read."""
+        """True if the run has a result that can be read."""
         try:
             return isinstance(json.loads(read_regular(self.result, _RESULT_LIMIT)), dict)
         except (OSError, ValueError, RecursionError):
             return False
 
     def claim(self, *, resume: bool) -> None:
-        """Create the folder or accept it: nothing that exists is overwritten, another program's folder never used.
+        """Create the folder or accept it; ConfigError for an existing run unless `resume`, and for other files.
 
-        Harmless to repeat, so call it again inside the lock where two starts may race.
+        It may be repeated: call it again inside the lock, because two processes may start at the same time.
         """
         _check_path(self.path)
         try:
@@ -103,16 +84,16 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only writer; what killed writers left half-done is undone on entry."""
-        with folder_lock(self.path / _LOCK, self.name, self.say):
-            settle_all(self.checkpoints)
+        """Hold the folder as its only writer; on entry, unfinished writes of killed processes are removed."""
+        with folder_lock(self.path / _LOCK, self.name, self.note):
+            finish_replacements(self.checkpoints)
             atomic.remove_leftovers(self.path)
             yield
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """Add one JSON line, NaN as null; a full disk costs the line, not the run.
+        """Append a JSON line, NaN as null; on a full disk the line is lost and the run continues.
 
-        The next line that fits says how many were lost before it.
+        The next line that fits holds the number of lines lost before it.
         """
         atomic.failpoint("before_metrics")
         lost = {"lines_lost_before": self._lines_lost} if self._lines_lost else {}
@@ -121,17 +102,19 @@ class RunFolder:
             _append(self.metrics, line)
             self._lines_lost = 0
         except OSError as error:
-            if not atomic.is_full(error):
+            if not atomic.is_disk_full(error):
                 raise ResourceError(
                     f"cannot write metrics ({self.metrics}: {error.strerror}); check the disk"
                 ) from error
             self._lines_lost += 1
-            if not self._said_full:
-                self._said_full = True
-                self.say(f"no space for metrics ({self.metrics}); training goes on, lines are lost until some is free")
+            if not self._noted_full:
+                self._noted_full = True
+                self.note(
+                    f"no space for metrics ({self.metrics}); training continues, lines are lost until some is free"
+                )
 
     def metrics_offset(self) -> int:
-        """Bytes of metrics so far, on the disk: what a checkpoint stores so that a resume can cut there."""
+        """Bytes of metrics on the disk; a checkpoint stores the number and a resume truncates to it."""
         if not self.metrics.exists():
             return 0
         with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "rb+") as file:
@@ -139,7 +122,7 @@ class RunFolder:
             return file.seek(0, os.SEEK_END)
 
     def truncate_metrics(self, offset: int) -> None:
-        """Forget the lines after `offset`: a resumed run writes them again."""
+        """Remove the lines after `offset`: a resumed run writes them again."""
         if not self.metrics.exists() and offset == 0:
             return
         with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "ab+") as file:
@@ -147,12 +130,14 @@ class RunFolder:
             if size < offset:
                 file.seek(0)
                 offset = file.read().rfind(b"\n") + 1
-                self.say(f"metrics are shorter than the checkpoint knows ({self.metrics}); some lines are lost")
+                self.note(
+                    f"metrics are shorter than when the checkpoint was written ({self.metrics}); some lines are lost"
+                )
             file.truncate(offset)
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records; a half-written last line is left out, a damaged line is said and left out."""
+        """Return all records, without a half-written last line and without damaged lines, which are noted."""
         try:
             lines = read_regular(self.metrics, _METRICS_LIMIT).split(b"\n")
         except FileNotFoundError:
@@ -163,13 +148,13 @@ class RunFolder:
         for number, line in enumerate(lines[:-1], start=1):
             record = _parse_record(line)
             if record is None:
-                self.say(f"line {number} is damaged ({self.metrics}); left out")
+                self.note(f"line {number} is damaged ({self.metrics}); left out")
             else:
                 records.append(record)
         return records
 
     def _progress(self) -> str:
-        """` (epoch 12 of 500)` as far as metrics and config tell."""
+        """` (epoch 12 of 500)`, as far as metrics and config have it."""
         epoch = next((record["epoch"] for record in reversed(self.read_metrics()) if "epoch" in record), None)
         try:
             total = read_yaml(self.config)["train"]["epochs"]
@@ -181,7 +166,7 @@ class RunFolder:
 
 
 def nearest_run(path: Path) -> Path | None:
-    """The run beside `path` with the most similar name, for a message about a run that is not there."""
+    """Run beside `path` with the most similar name, for the message that there is no run at `path`."""
     try:
         beside = {entry.name for entry in path.absolute().parent.iterdir() if RunFolder(entry).config.is_file()}
     except (OSError, ValueError):
@@ -191,7 +176,7 @@ def nearest_run(path: Path) -> Path | None:
 
 
 def _check_path(path: Path) -> None:
-    """What can be known before anything is made: a name too long would otherwise fail at the first checkpoint."""
+    """Check the path before anything is created: a name too long would otherwise fail at the first checkpoint."""
     parent = path.absolute().parent
     try:
         if not parent.is_dir():
@@ -210,7 +195,7 @@ def _path_error(path: Path, error: OSError | ValueError) -> ConfigError:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """All of the line or nothing of it."""
+    """Append the whole line or nothing."""
     with open(path, "ab", buffering=0) as file:
         start = file.tell()
         if file.write(line) < len(line):

@@ -1,7 +1,7 @@
-"""YAML for settings: maps, lists, text, numbers, true/false, null. Everything else YAML can do is refused.
+"""YAML for settings: maps, lists, text, numbers, true/false and null; everything else is refused.
 
-No tags, so no objects; no aliases, so no bombs; no key twice, so no setting that is silently the other one. Also
-`1e-3` is a number here, as in YAML 1.2; PyYAML alone reads it as text.
+There are no tags (no objects), no aliases (no bombs) and no repeated keys. `1e-3` is a number, as in YAML 1.2; PyYAML
+alone reads it as text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a file ({} if it is empty); ConfigError naming file and line for anything that is not plain."""
+    """Read the settings in a file ({} if it is empty); ConfigError with file and line for anything else."""
     try:
         text = read_regular(path, SIZE_LIMIT).decode()
     except OSError as error:
@@ -50,12 +50,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def write_yaml(path: Path, settings: dict[str, Any]) -> None:
-    """Replace `path` by settings in one step, keys in their order; `read_yaml` gives the same back."""
+    """Write settings atomically, keys in their order; inverse of `read_yaml`."""
     write_text(path, yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without tags of its own, aliases, merges, double keys, keys that are no text, and deep nesting."""
+    """SafeLoader without tags, aliases, merges, repeated keys, keys that are not text, and deep nesting."""
 
     yaml_constructors = {
         _TAG + "null": SafeConstructor.construct_yaml_null,

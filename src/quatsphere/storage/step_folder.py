@@ -1,4 +1,4 @@
-"""One checkpoint on disk: `step-NNNNNN/{weights.safetensors,state.safetensors,manifest.json}`, whole or refused."""
+"""One checkpoint on disk, `step-NNNNNN/{weights.safetensors,state.safetensors,manifest.json}`, verified by digests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ZEROS = "0" * 64
 
 
 def seal(fields: dict[str, Any]) -> bytes:
-    """JSON text of `fields` with its own digest; ValueError for what JSON cannot hold, NaN and infinities included."""
+    """JSON text of `fields` with its own digest; ValueError for what JSON cannot hold, including NaN and infinities."""
     text = json.dumps({_FIELD: _ZEROS, **fields}, indent=2, allow_nan=False) + "\n"
     return text.replace(_ZEROS, sha256_bytes(text.encode()), 1).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The fields of a sealed text; ValueError when a single bit of it differs from what was sealed."""
+    """Fields of a sealed text; ValueError if a single bit of it has changed."""
     try:
         fields = json.loads(data)
     except RecursionError:
@@ -39,7 +39,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     return fields
 
 
-FORMAT = 1
+CHECKPOINT_FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,12})")
 _ASIDE = ".old"
@@ -47,27 +47,29 @@ _MANIFEST_LIMIT = 64 << 20
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint that is not, bit for bit, what was saved; an older one may still be good."""
+    """A checkpoint that differs from what was saved; an older one may still be good."""
 
     def __init__(self, path: Path, reason: str, where: str) -> None:
-        super().__init__(f"checkpoint {title(path)} is damaged ({reason}: {path / where}); load another checkpoint")
+        super().__init__(
+            f"checkpoint {step_title(path)} is damaged ({reason}: {path / where}); load another checkpoint"
+        )
         self.reason = reason
 
 
 @dataclass(frozen=True)
 class StepFolder:
-    """What a step folder holds, verified or about to be written."""
+    """Content of a step folder, verified or about to be written."""
 
     step: int
     best: str | None
-    """Name of the best step folder when this one was saved: inside, so that it can never disagree with the rest."""
+    """Name of the best step folder when this one was saved; stored here, so that it always agrees with the rest."""
     meta: dict[str, Any]
     weights: bytes
     state: bytes
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors; the manifest hardly counts."""
+        """Bytes of the tensors, without the small manifest."""
         return len(self.weights) + len(self.state)
 
 
@@ -83,22 +85,22 @@ def step_of(name: str) -> int | None:
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """The paths of all steps, the newest first; also of a step that is only there aside."""
+    """Paths of all steps, newest first, including a step that was moved aside and not replaced."""
     names = {path.name.removesuffix(_ASIDE) for path in folder.glob("step-*")}
     found = [(step, name) for name in names if (step := step_of(name)) is not None]
     return [folder / name for _, name in sorted(found, reverse=True)]
 
 
-def title(path: Path) -> str:
-    """`step 1200` for `step-001200`, else the folder's name: a copied checkpoint may have any."""
+def step_title(path: Path) -> str:
+    """`step 1200` for `step-001200`, else the folder's name, which may be anything in a copy."""
     step = step_of(path.name)
     return f"'{path.name}'" if step is None else f"step {step}"
 
 
 def write_step(path: Path, content: StepFolder) -> None:
-    """Make `path` hold `content`: nothing to do, a new manifest for equal tensors, or a new folder."""
+    """Write `content` to `path`; if the tensors are there already only a changed manifest is written."""
     manifest = _manifest(content)
-    settle(path)
+    finish_replacement(path)
     try:
         old = read_step(path)
     except CheckpointError:
@@ -110,14 +112,14 @@ def write_step(path: Path, content: StepFolder) -> None:
 
 
 def read_step(path: Path) -> StepFolder:
-    """The content of a step folder, verified before anything parses it: the bytes checked are the bytes returned.
+    """Read a step folder; every byte is verified before it is parsed. DamagedCheckpoint if one differs.
 
-    A step that is being replaced is read from where it was moved aside.
+    A step that is being replaced is read from the folder it was moved to.
     """
     if not path.is_dir() and _aside(path).is_dir():
         path = _aside(path)
     if not path.is_dir():
-        raise CheckpointError(f"no checkpoint ({path} is no folder); give a folder 'step-NNNNNN' of a run")
+        raise CheckpointError(f"no checkpoint ({path} is not a folder); give a folder 'step-NNNNNN' of a run")
     try:
         fields = unseal(_read_part(path, MANIFEST, _MANIFEST_LIMIT))
         _refuse_newer(path, fields)
@@ -132,8 +134,8 @@ def read_step(path: Path) -> StepFolder:
     return content
 
 
-def settle(path: Path) -> None:
-    """End a replacement that was cut short: what was moved aside goes if its successor is there, else comes back."""
+def finish_replacement(path: Path) -> None:
+    """Finish an interrupted replacement: delete the old folder if the new one is there, else move it back."""
     aside = _aside(path)
     if path.exists() and aside.exists():
         atomic.remove_folder(aside)
@@ -142,22 +144,22 @@ def settle(path: Path) -> None:
         atomic.sync_folder(path.parent)
 
 
-def settle_all(folder: Path) -> None:
-    """`settle` every step of a folder; for its only writer."""
+def finish_replacements(folder: Path) -> None:
+    """Call `finish_replacement` for every step of a folder; for its only writer."""
     for path in steps_in(folder):
-        settle(path)
+        finish_replacement(path)
 
 
 def _aside(path: Path) -> Path:
-    """Where a step waits for its successor; not the name of a step nor of a leftover."""
+    """Path of a step while it is replaced; neither the name of a step nor of a leftover."""
     return path.with_name(path.name + _ASIDE)
 
 
 def _manifest(content: StepFolder) -> bytes:
-    """Meta is stored exactly or not at all: a silent null for a NaN would make a resume differ."""
+    """Bytes of the manifest; a NaN in meta is an error, because null in its place would make a resume differ."""
     files = {WEIGHTS: content.weights, STATE: content.state}
     fields = {
-        "format": FORMAT,
+        "format": CHECKPOINT_FORMAT,
         "quatsphere": quatsphere.__version__,
         "step": content.step,
         "best": content.best,
@@ -172,24 +174,24 @@ def _manifest(content: StepFolder) -> bytes:
 
 def _refuse_newer(path: Path, fields: dict[str, Any]) -> None:
     written = int(fields["format"])
-    if written > FORMAT:
+    if written > CHECKPOINT_FORMAT:
         raise CheckpointError(
             f"checkpoint written by quatsphere {fields['quatsphere']} (format {written}), "
-            f"this is {quatsphere.__version__} (format {FORMAT}) ({path}); upgrade quatsphere"
+            f"this is {quatsphere.__version__} (format {CHECKPOINT_FORMAT}) ({path}); upgrade quatsphere"
         )
 
 
 def _best_name(best: Any) -> str | None:
-    """A name that ends up in a path must look like one of ours, even in a sealed manifest."""
+    """Validated name of the best step folder: it becomes part of a path."""
     if best is None or (isinstance(best, str) and step_of(best) is not None):
         return best
-    raise TypeError("best is no step folder")
+    raise TypeError("best is not a step folder")
 
 
 def _write_folder(path: Path, files: dict[str, bytes]) -> None:
-    """Build the folder beside its place, then rename it.
+    """Build the folder under a temporary name, then rename it.
 
-    What is in its place is moved aside and deleted last: at no instant is there neither the old nor the new one.
+    An existing folder is moved aside and deleted last, so that the old or the new one exists at every moment.
     """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -199,13 +201,13 @@ def _write_folder(path: Path, files: dict[str, bytes]) -> None:
             atomic.write_durable(temporary / name, data)
         atomic.sync_folder(temporary)
         if path.exists():
-            atomic.put_in_place(path, _aside(path))
-        atomic.put_in_place(temporary, path)
+            atomic.rename_durably(path, _aside(path))
+        atomic.rename_durably(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
-        settle(path)
+        finish_replacement(path)
 
 
 def _read_tensors(path: Path, name: str, size: int, sha256: str) -> bytes:

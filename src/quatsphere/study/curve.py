@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.study.results import Record
+from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import TRAIN_IMAGES
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
 from quatsphere.study.tables import NONE, Table
@@ -121,7 +121,7 @@ class Curve:
         return outwards and apart and slope is not None and abs(last.value + slope.value * LOG_THREE) > MARGIN
 
 
-def rows_by_length(records: Iterable[Record]) -> dict[int, dict[str, dict[int, Correct]]]:
+def rows_by_length(records: Iterable[CellRecord]) -> dict[int, dict[str, dict[int, Correct]]]:
     """images seen -> row -> seed -> correctness of every test image, for the registered data set and seeds."""
     found: dict[int, dict[str, dict[int, Correct]]] = {}
     for record in records:
@@ -132,7 +132,7 @@ def rows_by_length(records: Iterable[Record]) -> dict[int, dict[str, dict[int, C
     return dict(sorted(found.items()))
 
 
-def correctness(record: Record) -> Correct:
+def correctness(record: CellRecord) -> Correct:
     """100 for every test image that a cell classifies correctly, else 0; images in canonical order, by label."""
     labels = np.repeat(np.arange(len(record["test_counts"])), record["test_counts"])
     return 100.0 * (unpack_indices(record["predictions"]) == labels)
@@ -249,7 +249,7 @@ def slope(points: Sequence[CurvePoint]) -> Estimate | None:
     return Estimate(value, math.sqrt(residual / square), freedom, len(kept))
 
 
-def curves(records: Iterable[Record]) -> dict[str, Curve]:
+def curves(records: Iterable[CellRecord]) -> dict[str, Curve]:
     """All confirmatory contrasts with at least one point; a diverged cell makes a contrast undecided at its length."""
     records = list(records)
     lengths = rows_by_length(records)
@@ -269,7 +269,7 @@ def curves(records: Iterable[Record]) -> dict[str, Curve]:
     }
 
 
-def _diverged(records: Iterable[Record]) -> set[tuple[str, int]]:
+def _diverged(records: Iterable[CellRecord]) -> set[tuple[str, int]]:
     """(row, images) of the diverged cells."""
     return {
         (record["variant"], record["config"]["train.epochs"] * TRAIN_IMAGES[DATASET])
@@ -278,12 +278,12 @@ def _diverged(records: Iterable[Record]) -> set[tuple[str, int]]:
     }
 
 
-def length_tables(records: Sequence[Record]) -> list[Table]:
+def length_tables(records: Sequence[CellRecord]) -> list[Table]:
     """Tables by images seen: accuracy of every row, confirmatory contrasts, changes of all other rows."""
     return [_accuracy_table(records), _contrast_table(records), _exploratory_table(records)]
 
 
-def _accuracy_table(records: Iterable[Record]) -> Table:
+def _accuracy_table(records: Iterable[CellRecord]) -> Table:
     """Mean test accuracy with its range and number of seeds."""
     lengths = rows_by_length(records)
     rows = [name for name in VARIANTS if any(name in found for found in lengths.values())]
@@ -299,7 +299,7 @@ def _accuracy(seeds: Mapping[int, Correct]) -> str:
     return f"{sum(means) / len(means):.1f} ({min(means):.1f}-{max(means):.1f}, {len(means)})"
 
 
-def _contrast_table(records: Iterable[Record]) -> Table:
+def _contrast_table(records: Iterable[CellRecord]) -> Table:
     """Value with 95 % interval over seeds and test images, slope, and verdict over lengths."""
     found = curves(records)
     lengths = sorted({p.images for curve in found.values() for p in curve.points})
@@ -318,7 +318,7 @@ def _contrast_table(records: Iterable[Record]) -> Table:
     return Table("contrast_by_length", title, head, tuple(lines))
 
 
-def _exploratory_table(records: Iterable[Record]) -> Table:
+def _exploratory_table(records: Iterable[CellRecord]) -> Table:
     """Changes of the rows outside the confirmatory contrasts from their references, without verdicts."""
     lengths = rows_by_length(records)
     confirmatory = {row for contrast in CONTRASTS.values() for row in contrast.weights}

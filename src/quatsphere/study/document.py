@@ -14,10 +14,10 @@ from quatsphere.study.claims.evidence import ACCURACIES, Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween
 from quatsphere.study.paper_tables import PaperTables, epoch_table, seeds_table
 from quatsphere.study.plan import base_settings
-from quatsphere.study.results import Record, Results
+from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.scales import SCALES, TRAIN_IMAGES
 from quatsphere.study.statistics import mean
-from quatsphere.study.tables import Table, comma_separated, format_number, format_ours, format_verdict, markdown
+from quatsphere.study.tables import Table, comma_separated, format_ours, format_value, format_verdict, markdown
 from quatsphere.study.variants import VARIANTS
 from quatsphere.train.provenance import MAY_CHANGE
 
@@ -109,7 +109,7 @@ def _key_results(results: Results, tables: PaperTables, claims: Sequence[Decided
         found = tables.claims[name]
         why = f" ({found['why']})" if found["verdict"] == "undecided" else ""
         words = describe_verdict(CLAIMS_BY_ID[name], found, is_short(tables.evidence))
-        numbers = f"Paper {format_number(found['paper'])}, ours {format_ours(found)}, n = {found['n']}."
+        numbers = f"Paper {format_value(found['paper'])}, ours {format_ours(found)}, n = {found['n']}."
         lines.append(f'- **{words}**{why}: "{found["statement"]}". {numbers}')
     return "\n\n".join((headline(results, tables.evidence, claims), "\n".join(lines), count_claims(claims))) + "\n"
 
@@ -139,7 +139,7 @@ def headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) ->
     )
 
 
-def _images_seen(record: Record) -> int:
+def _images_seen(record: CellRecord) -> int:
     """Training images times epochs."""
     limit, count = record["config"].get("data.train_limit"), TRAIN_IMAGES[record["dataset"]]
     return int(record["epochs"]) * (count if limit is None else min(limit, count))
@@ -197,7 +197,7 @@ def _claims_section(title: str, claims: Sequence[Decided], *, verdict: bool = Fa
         (
             c["id"],
             c["statement"],
-            format_number(c["paper"]),
+            format_value(c["paper"]),
             format_ours(c),
             str(c["n"]),
             format_verdict(c) if verdict else c["why"] or describe_size(CLAIMS_BY_ID[c["id"]], c),
@@ -207,7 +207,7 @@ def _claims_section(title: str, claims: Sequence[Decided], *, verdict: bool = Fa
     return markdown(Table("verdicts", title, columns, rows))
 
 
-def _setting(records: Sequence[Record]) -> str:
+def _setting(records: Sequence[CellRecord]) -> str:
     """Sizes, schedule and circumstances of the cells; every value that occurs."""
     lines = []
     for dataset in sorted({record["dataset"] for record in records}):
@@ -246,18 +246,18 @@ def _distinct(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
-def commits(records: Sequence[Record]) -> str:
+def commits(records: Sequence[CellRecord]) -> str:
     """Abbreviated hashes, with a suffix such as `+changes` if there is one."""
     hashes = [str(record["commit"]) for record in records if record.get("commit")]
     return _distinct(text[:12] + text[40:] for text in hashes) or "unknown"
 
 
-def without_commit(records: Sequence[Record]) -> list[str]:
+def without_commit(records: Sequence[CellRecord]) -> list[str]:
     """Cells whose commit is unknown."""
     return [record["cell"] for record in records if not record.get("commit")]
 
 
-def mixed_pairs(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
+def mixed_pairs(records: Sequence[CellRecord]) -> dict[str, tuple[int, int]]:
     """`data set.row` -> number of pairs with the reference whose commits differ or are unknown, number of all pairs."""
     found = {(record["dataset"], record["variant"], record["seed"]): record.get("commit") for record in records}
     counts: dict[str, tuple[int, int]] = {}
@@ -270,7 +270,7 @@ def mixed_pairs(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def describe_mixed_pairs(records: Sequence[Record]) -> str:
+def describe_mixed_pairs(records: Sequence[CellRecord]) -> str:
     """Number of pairs of a cell with its reference that were trained at different commits, in all and by row."""
     counts = mixed_pairs(records)
     mixed, pairs = (sum(count[i] for count in counts.values()) for i in (0, 1))

@@ -11,7 +11,7 @@ from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.accuracies import POINT
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
-from quatsphere.study.results import Record
+from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import STANDS_FOR, dataset_title
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean
 from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
@@ -142,7 +142,7 @@ def paper_changes() -> dict[tuple[str, str], float]:
 class PaperTables:
     """All tables of a set of finished cells."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[CellRecord]) -> None:
         self.evidence = Evidence(records)
         self.claims = {claim["id"]: claim for claim in decide(CLAIMS, records)}
         self.paper, self.paper_change = paper_values(), paper_changes()
@@ -275,7 +275,7 @@ class PaperTables:
         return "; ".join(format_verdict(self.claims[name]) for name in claims) or NONE
 
 
-def seeds_table(records: Sequence[Record]) -> Table:
+def seeds_table(records: Sequence[CellRecord]) -> Table:
     """Accuracy and commit of every cell."""
     head = ("data", "row", "seed", "test accuracy", "commit")
     rows = [
@@ -285,11 +285,11 @@ def seeds_table(records: Sequence[Record]) -> Table:
     return Table("seeds", "Test accuracy by seed", head, tuple(rows))
 
 
-def _accuracy(record: Record) -> str:
+def _accuracy(record: CellRecord) -> str:
     return "diverged" if record["status"] == "diverged" else f"{100 * record['test_accuracy']:.2f}"
 
 
-def epoch_table(records: Sequence[Record]) -> Table:
+def epoch_table(records: Sequence[CellRecord]) -> Table:
     """Contrasts of validation accuracy after several epochs, in points, over the seeds that all rows have."""
     cells = [record for record in records if record["dataset"] == "cifar10" and record["status"] == "finished"]
     count = min((len(record["trajectory"]["val_accuracy"]) for record in cells), default=0)
@@ -303,7 +303,7 @@ def epoch_table(records: Sequence[Record]) -> Table:
     return Table("growth", "Differences by epoch", head, tuple(rows))
 
 
-def _accuracies_after(records: Sequence[Record], epoch: int) -> Samples:
+def _accuracies_after(records: Sequence[CellRecord], epoch: int) -> Samples:
     found: dict[str, dict[int, float]] = {}
     for record in records:
         value = record["trajectory"]["val_accuracy"][epoch]

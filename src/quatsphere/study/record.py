@@ -102,7 +102,7 @@ def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
         raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data-root")
     config = fit_to_data(config, dataset)
     model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, best.weights, say=lambda message: None)
+    restore_weights(model, best.weights, note=lambda message: None)
     found = diagnose(
         model,
         dataset,

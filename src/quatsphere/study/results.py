@@ -23,7 +23,7 @@ from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.statistics import MIN_SEEDS
 
-Record = Mapping[str, Any]
+CellRecord = Mapping[str, Any]
 """A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""
 AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
 MAX_BYTES = 64 << 20
@@ -85,7 +85,7 @@ class Results:
         """Run folder of a cell."""
         return RunFolder(self.runs / cell, lambda message: None)
 
-    def write(self, cell: str, record: Record) -> None:
+    def write(self, cell: str, record: CellRecord) -> None:
         """Store a finished cell atomically, its settings first so that the record never refers to a missing file."""
         text = _to_json({key: value for key, value in record["config"].items() if key != SEED})
         name = _settings_id(text.encode())
@@ -174,13 +174,13 @@ def at_one_length(records: Sequence[AnyRecord]) -> list[AnyRecord]:
     return [record for record in records if _length_in_name(record) in (None, chosen)]
 
 
-def _length_in_name(record: Record) -> int | None:
+def _length_in_name(record: CellRecord) -> int | None:
     """Epochs in a cell's name."""
     found = re.search(r"\.e(\d+)\.s\d+$", record["cell"])
     return None if found is None else int(found[1])
 
 
-def _to_json(record: Record) -> str:
+def _to_json(record: CellRecord) -> str:
     """JSON with one key per line."""
     values = {key: json.dumps(value, allow_nan=False, separators=(",", ":")) for key, value in record.items()}
     return "{\n" + ",\n".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "\n}\n"

@@ -24,7 +24,7 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.errors import ConfigError
 from quatsphere.study.plan import Cell, flat_settings, make_config
-from quatsphere.study.results import Record, Results
+from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.worker import CellRequest
 from quatsphere.train.provenance import MAY_CHANGE
 from quatsphere.train.run import load_data, require_trainable
@@ -120,7 +120,7 @@ def unfinished(cells: Sequence[Cell], results: Results) -> list[Cell]:
     return todo
 
 
-def require_same_settings(record: Record, cell: Cell) -> None:
+def require_same_settings(record: CellRecord, cell: Cell) -> None:
     """Raise ConfigError if a finished cell was trained with other settings."""
     differing = differing_settings(record["config"], cell.config)
     if differing:
@@ -196,7 +196,7 @@ class LocalLauncher:
         observer.started(request.id)
         gpu = {"CUDA_VISIBLE_DEVICES": str(slot % self.gpus)} if self.gpus else {}
         try:
-            return run_worker(request, lambda *values: observer.progress(request.id, *values), gpu, self.workers)
+            return run_in_process(request, lambda *values: observer.progress(request.id, *values), gpu, self.workers)
         finally:
             self.slots.put(slot)
 
@@ -236,7 +236,7 @@ def _close_stdin(worker: subprocess.Popen[str]) -> None:
         worker.stdin.close()
 
 
-def run_worker(
+def run_in_process(
     request: CellRequest,
     progress: Callable[[int, int, float], None],
     environment: dict[str, str] | None = None,
@@ -317,5 +317,5 @@ class RayLauncher:
 
 def _run_on_node(request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Run the usual worker process on a node; it ends when Ray's own process does."""
-    outcome = run_worker(CellRequest(**request), lambda done, total, speed: None)
+    outcome = run_in_process(CellRequest(**request), lambda done, total, speed: None)
     return outcome.record, outcome.error

@@ -66,12 +66,12 @@ def comma_separated(table: Table) -> str:
 TABLE_FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 
 
-def format_number(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Text of a number with four digits, of a range (two numbers) or of a list."""
     if value is None:
         return NONE
     if isinstance(value, tuple | list):
-        return (" to " if len(value) == 2 else ", ").join(map(format_number, value))
+        return (" to " if len(value) == 2 else ", ").join(map(format_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -85,8 +85,8 @@ def format_estimate(found: Estimate | None) -> str:
 
 def format_ours(claim: Mapping[str, Any]) -> str:
     """Our value of a decided claim with its interval."""
-    text, interval = format_number(claim["ours"]), claim["interval"]
-    return f"{text} [{format_number(interval[0])}, {format_number(interval[1])}]" if interval else text
+    text, interval = format_value(claim["ours"]), claim["interval"]
+    return f"{text} [{format_value(interval[0])}, {format_value(interval[1])}]" if interval else text
 
 
 def format_verdict(claim: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def format_verdict(claim: Mapping[str, Any]) -> str:
 
 def claims_table(title: str, claims: Sequence[Mapping[str, Any]]) -> Table:
     """Decided claims with their verdicts."""
-    rows = [(c["id"], format_number(c["paper"]), format_ours(c), str(c["n"]), format_verdict(c)) for c in claims]
+    rows = [(c["id"], format_value(c["paper"]), format_ours(c), str(c["n"]), format_verdict(c)) for c in claims]
     return Table("claims", title, ("claim", "paper", "ours", "n", "verdict"), rows)
 
 

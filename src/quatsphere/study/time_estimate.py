@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from quatsphere.config import RunConfig
 from quatsphere.models import build_model
 from quatsphere.study.plan import Cell
-from quatsphere.study.results import Record
+from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import TRAIN_IMAGES
 
 MIN_STEPS, MAX_STEPS, PROBE_SECONDS = 3, 20, 4.0
@@ -31,7 +31,7 @@ def images_of(cell: Cell) -> int:
 class SpeedEstimator:
     """Images per second by row and by model."""
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
+    def __init__(self, records: Iterable[CellRecord] = ()) -> None:
         self.speeds: dict[str, float] = {}
         for record in records:
             speeds = [speed for speed in record["trajectory"]["images_per_second"] if speed]

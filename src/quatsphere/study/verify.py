@@ -14,9 +14,9 @@ from quatsphere.errors import ConfigError
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import finished_record
-from quatsphere.study.results import Record, Results
+from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.scales import data_location
-from quatsphere.train import Choices, Reporter, train
+from quatsphere.train import Reporter, ResumeOptions, train
 from quatsphere.train.evaluation import unpack_indices
 
 NOISE = 1.96 * math.sqrt(2) * 0.007
@@ -34,12 +34,12 @@ def retrain(
     if record is None or record["status"] != "finished":
         raise ConfigError(f"no finished cell {cell!r} in {results.path}; see 'quatsphere study status'")
     config = make_config({**record["config"], "data.root": data_location(record["dataset"], data_root)})
-    result = train(config, run_dir, Choices(resume=True), reporter)
+    result = train(config, run_dir, ResumeOptions(resume=True), reporter)
     identity = {key: record[key] for key in ("cell", "dataset", "variant", "seed")}
     return compare_records(record, finished_record(identity, config, RunFolder(run_dir), result))
 
 
-def compare_records(stored: Record, again: Record) -> dict[str, Any]:
+def compare_records(stored: CellRecord, again: CellRecord) -> dict[str, Any]:
     """Compare weights by hash, accuracy within the noise of a cell, predictions image by image."""
     low, high = stored["test_accuracy"] - NOISE, stored["test_accuracy"] + NOISE
     alike = stored["versions"]["torch"] == again["versions"]["torch"]
@@ -60,7 +60,7 @@ def compare_records(stored: Record, again: Record) -> dict[str, Any]:
     return {**facts, "verified": bool(same or (within and not facts["bits_expected"]))}
 
 
-def describe_comparison(found: Record) -> str:
+def describe_comparison(found: CellRecord) -> str:
     """Result of `compare_records` as a few lines of text."""
     stored, again = found["test_accuracy"]
     low, high = found["interval"]
@@ -78,13 +78,13 @@ def describe_comparison(found: Record) -> str:
     return "\n".join(lines)
 
 
-def inconsistencies(records: Iterable[Record]) -> dict[str, str]:
+def inconsistencies(records: Iterable[CellRecord]) -> dict[str, str]:
     """cell -> contradiction between its predictions and its accuracies."""
     found = {record["cell"]: _inconsistency(record) for record in records}
     return {cell: fault for cell, fault in found.items() if fault is not None}
 
 
-def _inconsistency(record: Record) -> str | None:
+def _inconsistency(record: CellRecord) -> str | None:
     if record["status"] != "finished" or not {"predictions", "test_counts"} <= record.keys():
         return None
     counts = record["test_counts"]

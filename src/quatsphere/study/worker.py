@@ -23,11 +23,11 @@ from typing import Any
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
-from quatsphere.runtime import keep_freed_memory
+from quatsphere.runtime import disable_malloc_trimming
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import diagnose_run, diverged_record, finished_record
-from quatsphere.train import Choices, Progress, Reporter, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, train
 
 LOCK_TIMEOUT = 60.0
 """Seconds to wait for an earlier worker of the same cell that is still saving."""
@@ -87,7 +87,7 @@ def train_cell(request: CellRequest, reporter: Reporter | None = None) -> dict[s
     Path(request.run).parent.mkdir(parents=True, exist_ok=True)
     with exclusive(Path(f"{request.run}.lock")):
         try:
-            result = train(config, request.run, Choices(resume=True), reporter)
+            result = train(config, request.run, ResumeOptions(resume=True), reporter)
         except NumericsError as error:
             return diverged_record(request.identity, config, run, str(error))
         return {**finished_record(request.identity, config, run, result), "diagnostics": _diagnostics(run, config)}
@@ -131,7 +131,7 @@ def stop_with_parent() -> None:
 
 def main() -> int:
     """Serve one request: progress, then `record` or `error`."""
-    keep_freed_memory()
+    disable_malloc_trimming()
     request = CellRequest(**json.loads(sys.stdin.readline()))
     sys.stdout = sys.stderr  # output of libraries belongs in the log
     stop_with_parent()

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, epoch, step): which images, how augmented, with which dropout keys."""
+"""Batches as a pure function of (seed, epoch, step): images, augmentation, targets, dropout keys."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quatsphere.train.losses import smooth_targets
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """The order of the training images in an epoch: sorted by a key of (seed, epoch, image)."""
+    """Order of the training images in an epoch: sorted by a hash of (seed, epoch, image)."""
     return fold(name_seed(seed, "order"), epoch, torch.arange(count)).argsort(stable=True)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's share of a step: images, soft targets, labels, dropout keys, and which images they are."""
+    """One process's part of a batch: images, soft targets, labels, dropout keys, and indices of the images."""
 
     images: Tensor
     targets: Tensor
@@ -30,26 +30,26 @@ class Batch:
     samples: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """On a device, all but `samples`."""
+        """Copy everything but `samples` to a device."""
         return Batch(
             self.images.to(device), self.targets.to(device), self.labels.to(device), self.keys.to(device), self.samples
         )
 
-    def part(self, which: slice) -> Batch:
-        """Some of the images; where those are none, one that counts for nothing."""
+    def select(self, rows: slice) -> Batch:
+        """Return some of the images; if there are none, one image that has no effect."""
         tensors = (self.images, self.targets, self.labels, self.keys, self.samples)
-        if not len(self.samples[which]):
-            return self.part(slice(0, 1)).silent()
-        return Batch(*(tensor[which] for tensor in tensors))
+        if not len(self.samples[rows]):
+            return self.select(slice(0, 1)).without_effect()
+        return Batch(*(tensor[rows] for tensor in tensors))
 
-    def silent(self) -> Batch:
-        """The same images with zero targets and no label: they add nothing to losses, gradients and counts."""
-        nothing = torch.zeros_like(self.targets), torch.full_like(self.labels, -1)
-        return Batch(self.images, *nothing, self.keys, self.samples)
+    def without_effect(self) -> Batch:
+        """Return the images with zero targets and no labels: losses, gradients and counts of 0."""
+        targets, labels = torch.zeros_like(self.targets), torch.full_like(self.labels, -1)
+        return Batch(self.images, targets, labels, self.keys, self.samples)
 
 
 class Batches:
-    """The training images of a run, ready to be asked for any step of any epoch."""
+    """Training images of a run; `batch` makes the batch of any step of any epoch."""
 
     def __init__(self, dataset: Dataset, config: DataConfig, seed: int, batch_size: int, smoothing: float) -> None:
         self.dataset, self.config, self.seed = dataset, config, seed
@@ -59,20 +59,20 @@ class Batches:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def samples(self, epoch: int, step: int) -> Tensor:
-        """Indices of the images of one step, over all processes; the last step of an epoch may be smaller."""
+        """Indices of the images of a step, over all processes; the last batch of an epoch may be smaller."""
         if self._order[0] != epoch:
             self._order = (epoch, epoch_order(self.seed, epoch, self.count))
         return self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int, device: torch.device, rank: int = 0, world: int = 1) -> Batch:
-        """The share of process `rank` of `world`; where mixing pairs images, the whole step is made and then shared.
+        """Part of process `rank` of `world`; where mixing pairs images, the whole batch is made and then divided.
 
-        A step with fewer images than processes leaves some without: those get one image that counts for nothing.
+        If a batch has fewer images than there are processes, some get one image that has no effect.
         """
-        samples, share = self.samples(epoch, step), slice(rank, None, world)
+        samples, rows = self.samples(epoch, step), slice(rank, None, world)
         if self.config.mixup or self.config.cutmix or rank >= len(samples):
-            return self._make(epoch, samples).part(share).to(device)
-        return self._make(epoch, samples[share]).to(device)
+            return self._make(epoch, samples).select(rows).to(device)
+        return self._make(epoch, samples[rows]).to(device)
 
     def _make(self, epoch: int, samples: Tensor) -> Batch:
         config, split = self.config, self.dataset.train

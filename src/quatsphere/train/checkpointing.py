@@ -1,11 +1,11 @@
-"""When a run is saved, and how patiently: by steps, by the clock, and again and again on a full disk."""
+"""Checkpoints of a trainer: snapshot and restore, checks of their numbers, saving on time and on full disks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,71 +14,78 @@ from quatsphere.config import TrainConfig
 from quatsphere.errors import CheckpointError, ResourceError
 from quatsphere.geometry.quaternion import normalize
 from quatsphere.nn.layout import Shell
-from quatsphere.storage.atomic import write_json
 from quatsphere.storage.checkpoint import Checkpoint, prune, save_checkpoint
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.distributed import Team
-from quatsphere.train.provenance import circumstances
-from quatsphere.train.reporting import Progress, Reporter
+from quatsphere.train.provenance import numeric_environment
+from quatsphere.train.reporting import EventLog, Progress, Reporter
 from quatsphere.train.resources import Interrupted, StopSwitch
+from quatsphere.train.step import BrokenNumber, first_not_finite
 
 if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
 
+NORM_TOLERANCE = 1e-4
+"""Largest deviation of a stored quaternion's norm from 1."""
+PREVIOUS_FIELD = "previous_field"
+"""Prefix in a checkpoint of the field at the end of the last epoch, which the smoothness loss compares with."""
+RETRY_SECONDS = 30.0
+"""Pause between attempts to save on a full disk."""
+
 
 @dataclass
-class Setting:
-    """The surroundings of one run in one process."""
+class RunContext:
+    """Surroundings of a run in one process."""
 
     run: RunFolder
     team: Team
     device: torch.device
     reporter: Reporter
     stop: StopSwitch
+    events: EventLog | None = None
 
 
-NORM_TOLERANCE = 1e-4
+# Trainer <-> checkpoint.
 
 
-def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor with a NaN or infinity; one look at the device if there is none.
-
-    A sum is not finite if one of its terms is not. The converse fails for huge numbers only: then all are looked at.
-    """
-    values = [(name, value.detach()) for name, value in named if value.is_floating_point()]
-    if not values or bool(torch.stack([value.sum(dtype=torch.float32) for _, value in values]).isfinite().all()):
-        return None
-    return next((name for name, value in values if not bool(value.isfinite().all())), None)
-
-
-def norm_error(name: str, value: Tensor) -> float:
-    """How far the worst quaternion of a field is from unit length, where that is too far; else 0."""
-    if not name.endswith(".base"):
-        return 0.0
-    worst = float((value.norm(dim=-1) - 1).abs().max())
-    return worst if worst > NORM_TOLERANCE else 0.0
-
-
-def unfit_to_save(checkpoint: Checkpoint) -> tuple[str, str] | None:
-    """The first tensor that must not get into a checkpoint, and what is wrong with it."""
-    bad = first_not_finite([*checkpoint.weights.items(), *checkpoint.state.items()])
-    if bad is not None:
-        return bad, "is not finite"
-    off = next((name for name, value in checkpoint.weights.items() if norm_error(name, value)), None)
-    return None if off is None else (off, "has lost its unit length")
+def take_snapshot(trainer: Trainer) -> Checkpoint:
+    """Return the trainer's state; data order and random numbers follow from the configuration and the step."""
+    step, dataset = trainer.step, trainer.dataset
+    state = step.optimisers.state_tensors()
+    for index, field in enumerate(step.auxiliary.previous or []):
+        state[f"{PREVIOUS_FIELD}/{index}"] = field
+    meta = {
+        "progress": trainer.progress.to_json(),
+        "metrics_offset": trainer.context.run.metrics_offset(),
+        "fingerprint": dataset.fingerprint,
+        "classes": list(dataset.classes),
+        "mean": dataset.mean.tolist(),
+        "std": dataset.std.tolist(),
+        "scaler": step.scaler.state_dict(),
+        "circumstances": numeric_environment(trainer.context.team.world),
+    }
+    weights = {name: value.detach() for name, value in trainer.model.state_dict().items()}
+    return Checkpoint(trainer.progress.step, weights, state, meta)
 
 
-def write_crash(run: RunFolder, facts: dict[str, Any]) -> None:
-    """The bundle from which the bad step can be made again: `crash/crash.json`."""
-    folder = run.path / "crash"
-    folder.mkdir(exist_ok=True)
-    write_json(folder / "crash.json", facts)
+def restore_trainer(trainer: Trainer, checkpoint: Checkpoint, *, repair: bool = False) -> None:
+    """Restore the state of `take_snapshot`, so that training continues bit for bit; no file is changed."""
+    step = trainer.step
+    restore_weights(trainer.model, checkpoint.weights, repair=repair, note=trainer.context.reporter.note)
+    moments = {name: value for name, value in checkpoint.state.items() if not name.startswith(f"{PREVIOUS_FIELD}/")}
+    step.optimisers.load_state_tensors(moments)
+    stored = [checkpoint.state.get(f"{PREVIOUS_FIELD}/{index}") for index in range(len(step.auxiliary.fields))]
+    step.auxiliary.previous = [field.to(trainer.context.device) for field in stored if field is not None] or None
+    trainer.progress = progress = Progress(**checkpoint.meta["progress"])
+    step.rates = step.optimisers.set_rates(max(0, progress.step - 1), trainer.total_steps)
+    if step.scaler.is_enabled():
+        step.scaler.load_state_dict(checkpoint.meta["scaler"])
 
 
 def restore_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], *, repair: bool = False, say: Callable[[str], None] = print
+    model: nn.Module, weights: Mapping[str, Tensor], *, repair: bool = False, note: Callable[[str], None] = print
 ) -> None:
-    """Load weights if every key, shape and value is right; `repair` renormalises quaternions and says which."""
+    """Load weights if every key, shape and value is right; `repair` renormalises quaternions, with a note for each."""
     own = model.state_dict()
     wrong = [f"missing {name}" for name in own if name not in weights]
     wrong += [f"unknown {name}" for name in weights if name not in own]
@@ -93,98 +100,76 @@ def restore_weights(
     bad = first_not_finite(weights.items())
     if bad is not None:
         raise CheckpointError(f"{bad} holds values that are not finite; use an older checkpoint")
-    model.load_state_dict({name: _unit(name, value, repair, say) for name, value in weights.items()})
+    model.load_state_dict({name: _with_unit_norm(name, value, repair, note) for name, value in weights.items()})
     for shell in (module for module in model.modules() if isinstance(module, Shell)):
-        shell.mark_projected()  # saved on their radii: projecting once more would move last bits of those that rest
+        shell.mark_projected()  # saved on their radii: projecting again would change the last bits
 
 
-def _unit(name: str, value: Tensor, repair: bool, say: Callable[[str], None]) -> Tensor:
-    off = norm_error(name, value)
-    if not off:
+def _with_unit_norm(name: str, value: Tensor, repair: bool, note: Callable[[str], None]) -> Tensor:
+    error = _norm_error(name, value)
+    if not error:
         return value
     if not repair:
-        raise CheckpointError(f"{name} has a quaternion whose norm is off by {off:.1e}; --repair renormalises it")
-    say(f"repaired {name}: a norm was off by {off:.1e}")
+        raise CheckpointError(f"{name} has a quaternion whose norm is off by {error:.1e}; --repair renormalises it")
+    note(f"repaired {name}: a norm was off by {error:.1e}")
     return normalize(value)
 
 
-PREVIOUS = "previous_field"
-"""The field at the end of the last epoch, against which smoothness is measured."""
+def _norm_error(name: str, value: Tensor) -> float:
+    """Largest deviation from unit length in a quaternion field if it exceeds the tolerance, else 0."""
+    if not name.endswith(".base"):
+        return 0.0
+    worst = float((value.norm(dim=-1) - 1).abs().max())
+    return worst if worst > NORM_TOLERANCE else 0.0
 
 
-def take_snapshot(trainer: Trainer) -> Checkpoint:
-    """The trainer's state; what the data and the random numbers are follows from the configuration and the step."""
-    state = trainer.optimisers.state_tensors()
-    for index, field in enumerate(trainer.auxiliary.previous or []):
-        state[f"{PREVIOUS}/{index}"] = field
-    dataset = trainer.dataset
-    meta = {
-        "progress": trainer.progress.to_json(),
-        "metrics_offset": trainer.setting.run.metrics_offset(),
-        "fingerprint": dataset.fingerprint,
-        "classes": list(dataset.classes),
-        "mean": dataset.mean.tolist(),
-        "std": dataset.std.tolist(),
-        "scaler": trainer.scaler.state_dict(),
-        "circumstances": circumstances(trainer.setting.team.world),
-    }
-    weights = {name: value.detach() for name, value in trainer.model.state_dict().items()}
-    return Checkpoint(trainer.progress.step, weights, state, meta)
+def require_sound(checkpoint: Checkpoint) -> None:
+    """Raise BrokenNumber for a tensor that must not be saved."""
+    bad = first_not_finite([*checkpoint.weights.items(), *checkpoint.state.items()])
+    if bad is not None:
+        raise BrokenNumber(bad)
+    off = next((name for name, value in checkpoint.weights.items() if _norm_error(name, value)), None)
+    if off is not None:
+        raise BrokenNumber(off, "has lost its unit length")
 
 
-def put_back(trainer: Trainer, checkpoint: Checkpoint, *, repair: bool = False) -> None:
-    """Make the trainer go on exactly where the checkpoint was taken; files are not touched."""
-    restore_weights(trainer.model, checkpoint.weights, repair=repair, say=trainer.setting.reporter.note)
-    moments = {name: value for name, value in checkpoint.state.items() if not name.startswith(f"{PREVIOUS}/")}
-    trainer.optimisers.load_state_tensors(moments)
-    previous = [checkpoint.state.get(f"{PREVIOUS}/{index}") for index in range(len(trainer.auxiliary.fields))]
-    fields = [field.to(trainer.setting.device) for field in previous if field is not None]
-    trainer.auxiliary.previous = fields or None
-    trainer.progress = progress = Progress(**checkpoint.meta["progress"])
-    trainer.rates = trainer.optimisers.set_rates(max(0, progress.step - 1), trainer.total_steps)
-    if trainer.scaler.is_enabled():
-        trainer.scaler.load_state_dict(checkpoint.meta["scaler"])
+# Saving.
 
 
-RETRY_SECONDS = 30.0
-"""Pause between attempts to save on a full disk."""
+class CheckpointSaver:
+    """Writes checkpoints in rank 0; in the other processes it only keeps time."""
 
-
-class Keeper:
-    """Writes checkpoints in the process that leads; in the others it only keeps time."""
-
-    def __init__(self, setting: Setting, config: TrainConfig) -> None:
-        self.setting, self.config = setting, config
+    def __init__(self, context: RunContext, config: TrainConfig) -> None:
+        self.context, self.config = context, config
         self._saved_at = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Whether so many steps or seconds have passed."""
+        """True if `checkpoint_steps` or `checkpoint_seconds` have passed."""
         every = self.config.checkpoint_steps
         late = time.monotonic() - self._saved_at >= self.config.checkpoint_seconds
         return late or (every is not None and step % every == 0)
 
     def save(self, snapshot: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write a checkpoint and forget old ones; on a full disk wait for space, as long as the user lets us."""
-        folder = self.setting.run.checkpoints
-        while self.setting.team.leads:
+        """Write a checkpoint and delete old ones; on a full disk retry until there is space or a signal comes."""
+        folder = self.context.run.checkpoints
+        while self.context.team.is_rank_zero:
             try:
                 save_checkpoint(folder, snapshot(), best=best)
                 prune(folder, self.config.keep)
                 break
             except ResourceError as error:
-                self.setting.reporter.note(
+                self.context.reporter.note(
                     f"{error}; training paused, retrying every {RETRY_SECONDS:g} s (Ctrl-C to stop)"
                 )
-                self.pause()
+                self._pause()
         self._saved_at = time.monotonic()
 
-    def pause(self) -> None:
-        """Wait for the next attempt; a signal ends the wait and the run."""
+    def _pause(self) -> None:
         until = time.monotonic() + RETRY_SECONDS
         while time.monotonic() < until:
-            if self.setting.stop.number:
+            if self.context.stop.signal_number:
                 raise Interrupted(
-                    "stopped while the checkpoint could not be written; the last one is intact: go on with --resume",
-                    self.setting.stop.number,
+                    "stopped while the checkpoint could not be written; the last one is intact: continue with --resume",
+                    self.context.stop.signal_number,
                 )
             time.sleep(min(0.2, RETRY_SECONDS))

@@ -1,4 +1,4 @@
-"""Several processes as one: gradients summed in one flat buffer, settings compared before the first step."""
+"""Data-parallel training in several processes: sums of gradients, checks that settings agree, detection of hangs."""
 
 from __future__ import annotations
 
@@ -19,94 +19,93 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError, DistributedError, QuatsphereError
 
+TIMEOUT = "QUATSPHERE_TIMEOUT"
+"""Environment variable: seconds after which a silent process counts as lost (default 600)."""
+T = TypeVar("T")
 
-class Watch:
-    """Prints this process's stack on stderr, once, when it has exchanged nothing with the others for `seconds`.
 
-    A thread of its own looks, so that a process that hangs shows where; those that wait for it show that they wait.
+class HangWatchdog:
+    """Prints this process's stacks on stderr, once, if it has exchanged nothing with the others for `seconds`.
+
+    A separate thread keeps the time, so that a process that hangs prints its stack as well as those that wait for it.
     """
 
     def __init__(self, rank: int, seconds: float) -> None:
         self.rank, self.seconds = rank, seconds
-        self._heard = time.monotonic()
-        self._over = threading.Event()
-        self._shown = threading.Lock()
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        self._last_exchange = time.monotonic()
+        self._closed = threading.Event()
+        self._printed = threading.Lock()
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
-    def heard(self) -> None:
-        """An exchange with the others succeeded."""
-        self._heard = time.monotonic()
+    def reset(self) -> None:
+        """Restart the clock after a successful exchange."""
+        self._last_exchange = time.monotonic()
 
-    def end(self) -> None:
-        """Look no more."""
-        self._over.set()
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
 
-    def show(self) -> None:
+    def print_stacks(self) -> None:
         """Print the stack of every thread, unless that was done before."""
-        if self._shown.acquire(blocking=False):
-            text = f"quatsphere: note: rank {self.rank} has exchanged nothing for {self.seconds:g} s; it stands at\n"
+        if self._printed.acquire(blocking=False):
+            text = f"quatsphere: note: rank {self.rank} has exchanged nothing for {self.seconds:g} s; its stacks:\n"
             with contextlib.suppress(OSError):
                 os.write(2, text.encode())
                 faulthandler.dump_traceback(2)
 
-    def _look(self) -> None:
-        while not self._over.wait(max(0.01, self._heard + self.seconds - time.monotonic())):
-            if time.monotonic() - self._heard >= self.seconds:
-                self.show()
+    def _run(self) -> None:
+        while not self._closed.wait(max(0.01, self._last_exchange + self.seconds - time.monotonic())):
+            if time.monotonic() - self._last_exchange >= self.seconds:
+                self.print_stacks()
                 return
-
-
-TIMEOUT = "QUATSPHERE_TIMEOUT"
-"""Seconds after which a silent process counts as lost (default 600)."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Team:
-    """This process's place among all that train one model; alone it is rank 0 of 1 and every method is trivial."""
+    """Processes that train one model, seen from one of them; a single process is rank 0 of 1."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    watch: Watch | None = None
+    watchdog: HangWatchdog | None = None
 
     @property
-    def leads(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+    def is_rank_zero(self) -> bool:
+        """True in the process that writes files and reports."""
         return self.rank == 0
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Add up the gradients of all processes, in place.
+        """Sum the gradients of all processes in place, as one flat buffer.
 
-        A parameter without a gradient here has none anywhere: which ones get a gradient depends on the model alone.
+        The same parameters have gradients in every process: which ones do depends on the model alone.
         """
         if self.world == 1:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = self.sum(torch.cat([g.reshape(-1) for g in gradients]))
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:
-        """The element-wise sum over processes."""
+        """Sum a tensor over processes, in place."""
         if self.world > 1:
             with self._exchange():
                 dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process."""
+        """True if the flag is set in any process."""
         return bool(self.sum(torch.tensor([float(flag)]))[0] > 0)
 
-    def share_buffers(self, buffers: Iterable[Tensor]) -> None:
-        """Give every process rank 0's buffers (running statistics)."""
+    def broadcast_buffers(self, buffers: Iterable[Tensor]) -> None:
+        """Copy rank 0's buffers (running statistics) to every process."""
         if self.world > 1:
             with self._exchange():
                 for buffer in buffers:
                     dist.broadcast(buffer, 0)
 
-    def agree(self, what: str, value: str) -> None:
-        """Fail at the start, with both values, if the processes were given different settings or data."""
+    def assert_same(self, what: str, value: str) -> None:
+        """Raise DistributedError, with both values, if a process has another value than rank 0."""
         found: list[str | None] = [value] * self.world
         if self.world > 1:
             with self._exchange():
@@ -118,13 +117,13 @@ class Team:
                     "start every process with the same command and data"
                 )
 
-    def lead(self, action: Callable[[], T]) -> T:
-        """Do something in rank 0 alone and give every process its result; a failure there is a failure of all."""
+    def on_rank_zero(self, action: Callable[[], T]) -> T:
+        """Run `action` in rank 0 and return its result in every process; its failure is raised in all of them."""
         if self.world == 1:
             return action()
         box: list[T | str | None] = [None, None]
         failure: QuatsphereError | None = None
-        if self.leads:
+        if self.is_rank_zero:
             try:
                 box[0] = action()
             except QuatsphereError as error:
@@ -135,30 +134,30 @@ class Team:
             raise failure or DistributedError(f"rank 0 stopped: {box[1]}")
         return box[0]  # type: ignore[return-value]
 
-    def part(self) -> None:
-        """No exchange comes after this one: silence is no hang any more."""
-        if self.watch is not None:
-            self.watch.end()
+    def close(self) -> None:
+        """Stop the watchdog: no exchange follows."""
+        if self.watchdog is not None:
+            self.watchdog.close()
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """What torch raises when another process is gone or silent, in one line; of a hang also the stack."""
+        """Turn torch's errors about a lost or silent process into one line; print the stacks if it is silent."""
         try:
             yield
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0][:120]
             silent = "timed out" in reason.lower()
-            if silent and self.watch is not None:
-                self.watch.show()
+            if silent and self.watchdog is not None:
+                self.watchdog.print_stacks()
             what = "another process does not answer" if silent else "another process is gone"
             raise DistributedError(f"{what} ({reason}); start again with --resume") from error
-        if self.watch is not None:
-            self.watch.heard()
+        if self.watchdog is not None:
+            self.watchdog.reset()
 
 
 @contextmanager
 def join_team() -> Iterator[Team]:
-    """The team torchrun describes in the environment; alone where it does not."""
+    """Join the processes that torchrun describes in the environment; without torchrun, a team of one."""
     world = _number("WORLD_SIZE", 1, 1)
     if world == 1:
         yield Team()
@@ -169,23 +168,23 @@ def join_team() -> Iterator[Team]:
     rank, local_rank, timeout = _number("RANK", 0, 0, world - 1), _number("LOCAL_RANK", 0, 0), _timeout()
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
-    _meet(rank, world, datetime.timedelta(seconds=timeout))
-    team = Team(rank, world, local_rank, Watch(rank, timeout))
+    _init_process_group(rank, world, datetime.timedelta(seconds=timeout))
+    team = Team(rank, world, local_rank, HangWatchdog(rank, timeout))
     try:
         yield team
     finally:
-        team.part()
+        team.close()
         dist.destroy_process_group()
 
 
-def _meet(rank: int, world: int, timeout: datetime.timedelta) -> None:
-    """Make the process group; a busy port, an unknown host or a process that never comes is one line."""
+def _init_process_group(rank: int, world: int, timeout: datetime.timedelta) -> None:
+    """Start torch's process group; a busy port, an unknown host or a missing process is one line."""
     port = _number("MASTER_PORT", 0, 0, 65535)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             timeout=timeout,
-            store=_attempt_store(timeout),
+            store=_restart_store(timeout),
             rank=rank,
             world_size=world,
         )
@@ -197,10 +196,10 @@ def _meet(rank: int, world: int, timeout: datetime.timedelta) -> None:
         ) from error
 
 
-def _attempt_store(timeout: datetime.timedelta) -> dist.Store | None:
-    """Where processes find each other: in torchrun's store, under the number of this attempt; else torch's choice.
+def _restart_store(timeout: datetime.timedelta) -> dist.Store | None:
+    """Under torchrun, its store with the number of this restart as prefix; else None, torch's default.
 
-    torchrun keeps one store over all its restarts, with addresses in it of processes that are gone.
+    torchrun keeps one store over all its restarts, which still holds the addresses of processes that are gone.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -209,7 +208,7 @@ def _attempt_store(timeout: datetime.timedelta) -> dist.Store | None:
 
 
 def _number(name: str, default: int, minimum: int, maximum: int = 2**31 - 1) -> int:
-    """A whole number of the environment."""
+    """Whole number from the environment."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
         raise ConfigError(f"{name} must be a whole number in {minimum}..{maximum}: got {text!r:.40}; use torchrun")

@@ -1,4 +1,4 @@
-"""What a model gets right on a split of the data, called by its name."""
+"""Evaluation of a model on a named split of the data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quatsphere.data import Dataset, Split
-from quatsphere.data.augment import normalize
-from quatsphere.models.scoring import Evaluation
+from quatsphere.data.augment import normalized_batches
+from quatsphere.models.scoring import Evaluation, batch_logits
 
 SplitName = Literal["train", "val", "test"]
 
 
-@torch.no_grad()
 def predict_logits(
     model: nn.Module,
     dataset: Dataset,
@@ -29,18 +27,9 @@ def predict_logits(
     batch_size: int = 256,
     progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "n classes"]:
-    """Logits of uint8 images, without augmentation, in evaluation mode (the mode is put back afterwards)."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    logits = [torch.empty(0, len(dataset.classes))]
-    for start in range(0, len(images), batch_size):
-        part = normalize(images[start : start + batch_size], dataset.mean, dataset.std)
-        logits.append(model(part.to(device)).float().cpu())
-        if progress is not None:
-            progress(min(start + batch_size, len(images)), len(images))
-    model.train(was_training)
-    return torch.cat(logits)
+    """Logits of uint8 images, normalised as the data set's and not augmented; `progress(done, total)` per batch."""
+    batches = normalized_batches(images, dataset.mean, dataset.std, batch_size, progress)
+    return batch_logits(model, batches, len(dataset.classes))
 
 
 def evaluate(
@@ -51,7 +40,7 @@ def evaluate(
     batch_size: int = 256,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Evaluate on a split called by its name: `val` selects, `test` is read once at the chosen checkpoint."""
+    """Evaluate on a split by name: `val` selects checkpoints, `test` is read once, at the selected one."""
     part: Split = getattr(dataset, split)
     logits = predict_logits(model, dataset, part.images, batch_size=batch_size, progress=progress)
     return Evaluation(logits, part.labels, dataset.classes)
@@ -63,7 +52,7 @@ def pack_indices(indices: Int[Tensor, "n"]) -> str:
 
 
 def unpack_indices(text: str) -> NDArray[np.uint16]:
-    """The inverse of `pack_indices`; ValueError for text that it did not make."""
+    """Inverse of `pack_indices`; ValueError for any other text."""
     try:
         return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u2")
     except zlib.error as error:

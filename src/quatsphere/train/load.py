@@ -1,84 +1,158 @@
-"""A finished or interrupted run, opened for reading: configuration, weights, classes, normalisation."""
+"""Trained runs in Python: `load(run_folder)` gives a model that predicts, evaluates and diagnoses."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.console import Ticker, note
-from quatsphere.cli.parser import group_types
-from quatsphere.config import RunConfig
+import torch
+
+from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from quatsphere.data import Dataset
+from quatsphere.data.augment import normalized_batches
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
+from quatsphere.models.registry import model_config
+from quatsphere.models.scoring import Evaluation, batch_logits
 from quatsphere.storage.checkpoint import Checkpoint, load_checkpoint, load_last_good, read_pointer
-from quatsphere.storage.run_folder import RunFolder, nearest_run
+from quatsphere.storage.run_folder import RunFolder, nearest_run, print_note
 from quatsphere.storage.safe_yaml import read_yaml
-from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, steps_in, title
+from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, step_title, steps_in
 from quatsphere.train.checkpointing import restore_weights
+from quatsphere.train.evaluation import SplitName, evaluate
+from quatsphere.train.predict import ImageLike, Predictions, image_pixels, split_images
 from quatsphere.train.run import load_data
 
+PREDICTION_BATCH = 64
+"""Images per forward pass of `predict`."""
+Note = Callable[[str], None]
+ProgressCallback = Callable[[int, int], None]
+"""Called with (done, total)."""
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """What a run folder gives back."""
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TrainedModel:
+    """Model of a run at one of its checkpoints, in evaluation mode, with everything needed to use it."""
 
     run: RunFolder
     config: RunConfig
     model: Model
     step: int
+    """Optimiser steps taken."""
     meta: dict[str, Any]
+    """Stored with the weights: classes, normalisation, fingerprint of the data, progress."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return tuple(self.meta["classes"])
+
+    def predict(self, images: ImageLike | Sequence[ImageLike]) -> Predictions:
+        """Classify images of any size: file paths, PIL images, arrays (H, W, C) or tensors (C, H, W), one or a list.
+
+        Images are fitted and normalised as in training. Arrays and tensors hold integers up to 255 or floating-point
+        numbers in [0, 1]; with four dimensions they are batches. DataError names the first image that cannot be read.
+        """
+        names, given = split_images(images)
+        pixels = [image_pixels(image, self.config, name) for name, image in zip(names, given, strict=True)]
+        mean, std = (torch.tensor(self.meta[key]) for key in ("mean", "std"))
+        batches = normalized_batches(torch.stack(pixels), mean, std, PREDICTION_BATCH) if pixels else ()
+        logits = batch_logits(self.model, batches, len(self.classes))
+        return Predictions(tuple(names), self.classes, logits.softmax(1))
+
+    def dataset(
+        self, root: str | Path | None = None, *, note: Note | None = None, progress: ProgressCallback | None = None
+    ) -> Dataset:
+        """Load the data of the run, from `root` if it has moved; CheckpointError for any other data."""
+        config = self.config.data if root is None else dataclasses.replace(self.config.data, root=str(root))
+        dataset = load_data(config, note or self.run.note, progress)
+        if dataset.fingerprint != self.meta["fingerprint"]:
+            raise CheckpointError(
+                f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
+                f"{self.meta['fingerprint'][:12]}); name the right files with --data.root"
+            )
+        return dataset
+
+    def evaluate(
+        self,
+        split: SplitName = "test",
+        data: Dataset | str | Path | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Evaluation:
+        """Evaluate on a split of the run's data, of the same data at another path, or of a loaded data set."""
+        return evaluate(self.model, self._data(data), split, progress=progress)
+
+    def diagnose(self, data: Dataset | str | Path | None = None, **options: Any) -> dict[str, Any]:
+        """Measure routing, field, vertices, accuracy and cost; `options` as in `quatsphere.diagnostics.diagnose`."""
+        from quatsphere.diagnostics import diagnose
+
+        options = {"seed": self.config.train.seed, "metrics": self.run.read_metrics(), **options}
+        return diagnose(self.model, self._data(data), **options)
+
+    def _data(self, data: Dataset | str | Path | None) -> Dataset:
+        return data if isinstance(data, Dataset) else self.dataset(data)
+
+    def __repr__(self) -> str:
+        parameters = sum(p.numel() for p in self.model.parameters())
+        facts = [self._accuracy(), f"step {self.step:,}", f"{parameters:,} parameters"]
+        return f"TrainedModel({self.config.model.name} on {self.config.data.name}: {', '.join(filter(None, facts))})"
+
+    def _accuracy(self) -> str:
+        """Accuracy of these weights as far as the run folder has it."""
+        result = json.loads(self.run.result.read_text()) if self.run.finished else {}
+        if result.get("best_step") == self.step:
+            return f"test accuracy {result['test_accuracy']:.4f} (n = {result['test']['images']:,})"
+        measured = {record.get("step"): record.get("val_accuracy") for record in self.run.read_metrics()}
+        accuracy = measured.get(self.step)
+        return "" if accuracy is None else f"validation accuracy {accuracy:.4f}"
 
 
-def open_run(path: str, which: str = "best") -> Trained:
-    """The model of a run at a checkpoint: the best (or the last, if none is best yet), the last, or one by its step."""
-    run = RunFolder(path, note)
+def load(run_folder: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
+    """Load the model of a finished or interrupted run.
+
+    `checkpoint` is "best" (the last one, if none is best yet), "last" or a step. `note` receives remarks, for example
+    about a damaged checkpoint that was skipped; by default they are printed on stderr.
+    """
+    run = RunFolder(run_folder, note)
     if not run.config.is_file():
-        near = nearest_run(Path(path))
+        near = nearest_run(run.path)
         hint = "name the folder of a run" if near is None else f"did you mean {near}?"
-        raise CheckpointError(f"no run in {Path(path)} (looked for config.yaml); {hint}")
+        raise CheckpointError(f"no run in {run.path} (looked for config.yaml); {hint}")
     config = stored_config(run.config)
-    checkpoint = _checkpoint(run, which)
+    found = _find_checkpoint(run, str(checkpoint))
     model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, checkpoint.weights, say=note)
+    restore_weights(model, found.weights, note=note)
     model.eval()
-    return Trained(run, config, model, checkpoint.step, checkpoint.meta)
-
-
-def data_of(trained: Trained, root: str | None = None) -> Dataset:
-    """The data a run was trained on, from another place if need be; any other data is refused."""
-    with Ticker("reading data") as ticker:
-        config = trained.config.data if root is None else dataclasses.replace(trained.config.data, root=root)
-        dataset = load_data(config, note, ticker)
-    if dataset.fingerprint != trained.meta["fingerprint"]:
-        raise CheckpointError(
-            f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
-            f"{trained.meta['fingerprint'][:12]}); name the right files with --data.root"
-        )
-    return dataset
+    return TrainedModel(run, config, model, found.step, found.meta)
 
 
 def stored_config(path: Path) -> RunConfig:
-    """The configuration in a run's `config.yaml`."""
+    """Configuration in a run's `config.yaml`; settings newer than the run have their defaults."""
     stored = read_yaml(path)
     try:
-        kinds = group_types(stored["model"]["name"])
-        return RunConfig(**{group: kind(**stored[group]) for group, kind in kinds.items()})
+        model = model_config(**stored["model"])
+        groups = (DataConfig(**stored["data"]), model, OptimConfig(**stored["optim"]), TrainConfig(**stored["train"]))
+        return RunConfig(*groups)
     except (LookupError, TypeError, ConfigError) as error:
         raise CheckpointError(f"not the settings of a run ({path}: {error}); restore the file") from error
 
 
-def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
-    """The checkpoint asked for; an error names those that can be asked for instead."""
+def _find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
+    """Load the named checkpoint; an error lists those that exist."""
     paths = steps_in(run.checkpoints)
     best = read_pointer(run.checkpoints, "best")
     if not paths or (which == "best" and best is None):
-        return _last(run)
+        return _last_checkpoint(run)
+    if which not in ("best", "last") and not which.isdecimal():
+        raise ConfigError(f"checkpoint must be 'best', 'last' or a step: got {which!r:.40}")
     path = {"best": best, "last": paths[0]}.get(which) or run.checkpoints / step_name(int(which))
     others = ", ".join(str(step_of(other.name)) for other in paths if other != path)
     if path not in paths:
-        raise CheckpointError(f"run '{run.name}' has no checkpoint {title(path)}; --checkpoint takes {others}")
+        raise CheckpointError(f"run '{run.name}' has no checkpoint {step_title(path)}; --checkpoint takes {others}")
     try:
         return load_checkpoint(path)
     except DamagedCheckpoint as damage:
@@ -86,8 +160,17 @@ def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
         raise CheckpointError(f"{str(damage).rpartition('; ')[0]}; {cure}") from damage
 
 
-def _last(run: RunFolder) -> Checkpoint:
-    checkpoint = load_last_good(run.checkpoints, note) if run.checkpoints.is_dir() else None
+def _last_checkpoint(run: RunFolder) -> Checkpoint:
+    checkpoint = load_last_good(run.checkpoints, run.note) if run.checkpoints.is_dir() else None
     if checkpoint is None:
         raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")
     return checkpoint
+
+
+Trained = TrainedModel
+open_run = load
+
+
+def data_of(trained: TrainedModel, root: str | None = None) -> Dataset:
+    """Load the data of a run."""
+    return trained.dataset(root)

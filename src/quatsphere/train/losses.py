@@ -1,4 +1,4 @@
-"""The loss by name: cross-entropy with label smoothing and the three auxiliary terms of the paper."""
+"""Losses: cross-entropy with label smoothing and the three auxiliary terms of the paper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cross_entropy(
 
 
 def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """2 (1 - |⟨q_t, q_{t-1}⟩|) against the end of the previous epoch, blind to signs; mean over vertices and shells."""
+    """2 (1 - |⟨q_t, q_{t-1}⟩|), q_{t-1} from the end of the previous epoch; mean over heads, vertices and shells."""
     moved = 2 * (1 - (torch.cat(list(fields)) * torch.cat(list(previous))).sum(-1).abs())
     return _mean_of_means(moved.mean(-1), fields)
 
@@ -43,7 +43,7 @@ def head_diversity(fields: Sequence[Tensor], pairs: str = "sum") -> Float[Tensor
 
 
 def _mean_of_means(values: Float[Tensor, "v"], fields: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """Every shell counts the same, for values of the vertices of all shells (they are computed in one go)."""
+    """Mean over shells of the mean over each shell's vertices; `values` has the vertices of all shells in turn."""
     return torch.stack([shell.mean() for shell in values.split([len(q) for q in fields])]).mean()
 
 
@@ -52,8 +52,8 @@ def beta_penalty(logits: Sequence[Tensor]) -> Float[Tensor, ""]:
     return torch.stack([logit.square().sum() for logit in logits]).sum()
 
 
-class Auxiliary:
-    """The auxiliary losses of a model, found by the roles of its parameters; a model without them has none."""
+class AuxiliaryLosses:
+    """Auxiliary losses of a model, chosen by the roles of its parameters; some models have none."""
 
     def __init__(self, model: nn.Module, roles: dict[str, list[str]], config: TrainConfig) -> None:
         parameters = dict(model.named_parameters())
@@ -62,12 +62,12 @@ class Auxiliary:
         self.config = config
         self.previous: list[Tensor] | None = None
 
-    def remember(self) -> None:
-        """Keep the field as it is: call at the end of an epoch."""
+    def store_fields(self) -> None:
+        """Store the base quaternions for the smoothness loss; called at the end of an epoch."""
         self.previous = [q.detach().clone() for q in self.fields]
 
     def terms(self) -> dict[str, Tensor]:
-        """name -> coefficient times loss, each a scalar; smoothness is absent in the first epoch."""
+        """Name -> coefficient times loss, each a scalar; smoothness is absent in the first epoch."""
         terms: dict[str, Tensor] = {}
         if self.fields and self.previous is not None:
             terms["smoothness"] = self.config.smoothness * smoothness(self.fields, self.previous)

@@ -1,4 +1,4 @@
-"""Whether a start is the same run as the folder it wants to go on with: settings, data, circumstances."""
+"""Identity of a run: commit, versions, machine; and checks that a resumed run has the same settings and data."""
 
 from __future__ import annotations
 
@@ -27,28 +27,24 @@ from quatsphere.storage.safe_yaml import read_yaml
 
 @functools.cache
 def commit() -> str | None:
-    """The commit this package runs from, `+changes` if the tree differs; none outside a repository.
+    """Commit of this package, with `+changes` if the tree differs; None outside a repository.
 
-    Asked once, when the run starts: at its end the tree may be another one.
+    Cached from the start of the run: the tree may change before its end.
     """
-    folder = Path(quatsphere.__file__).parent
+    folder = str(Path(quatsphere.__file__).parent)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
     try:
-        words = ["git", "-C", str(folder)]
-        head = subprocess.run([*words, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
-        dirty = subprocess.run(
-            [*words, "status", "--porcelain", "--", str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", folder) else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Versions of the packages that the numbers depend on."""
     found = {
         "quatsphere": quatsphere.__version__,
         "python": platform.python_version(),
@@ -77,8 +73,8 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
     }
 
 
-def circumstances(world: int) -> dict[str, Any]:
-    """What decides the last bits of a number beside configuration and data."""
+def numeric_environment(world: int) -> dict[str, Any]:
+    """Facts, beside configuration and data, that decide the last bits of a number."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -88,7 +84,7 @@ def circumstances(world: int) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The CPU's name, as well as the system tells it."""
+    """Name of the CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -109,24 +105,24 @@ MAY_CHANGE = {"data.root", "model.backend"} | {
     f"train.{name}"
     for name in ("device", "threads", "compile", "checkpoint_steps", "checkpoint_seconds", "keep", "tensorboard")
 }
-"""Settings a resumed run may change without becoming another run."""
+"""Settings that may differ in a resumed run."""
 FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}
-"""Settings that training takes from the data, whatever was asked for."""
+"""Settings that training takes from the data."""
 
 
 def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False) -> None:
-    """A resumed run must be the same run: any other difference is listed side by side.
+    """Raise ConfigError, listing the differences, unless a run has the settings of `config`.
 
-    `fitted` says that the configuration knows the data already. A field younger than the run counts as its default.
+    `fitted` states that the configuration has the sizes of the data. A setting newer than the run has its default.
     """
-    stored, asked = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
+    stored, requested = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
     if stored.get("model.name") == config.model.name:
         stored = {**_defaults(config), **stored}
     free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
     differing = [
-        f"{key}: {stored.get(key)!r} in the run, {asked.get(key)!r} now"
-        for key in {**stored, **asked}
-        if key not in free and stored.get(key) != asked.get(key)
+        f"{key}: {stored.get(key)!r} in the run, {requested.get(key)!r} now"
+        for key in {**stored, **requested}
+        if key not in free and stored.get(key) != requested.get(key)
     ]
     if differing:
         more = f" and {len(differing) - 10} more" if len(differing) > 10 else ""
@@ -136,30 +132,30 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
 
 
 def _defaults(config: RunConfig) -> dict[str, Any]:
-    """Default value of every setting: what a run that is older than a setting was trained with."""
+    """Default of every setting: the value in runs that are older than the setting."""
     return flatten(config_to_dict(RunConfig(model=type(config.model)())))
 
 
 def require_same_data(checkpoint: Checkpoint, fingerprint: str, *, accept_change: bool) -> None:
-    """The data must be what the run was trained on so far, unless the user knows better."""
+    """Raise CheckpointError unless the data is what the run was trained on, or the user accepts the change."""
     stored = checkpoint.meta["fingerprint"]
     if stored != fingerprint and not accept_change:
         raise CheckpointError(
             f"the data changed since this run started ({stored[:12]} -> {fingerprint[:12]}); "
-            "restore it, or go on with --accept-data-change"
+            "restore it, or continue with --accept-data-change"
         )
 
 
-def say_what_changed(checkpoint: Checkpoint, world: int, say: Callable[[str], None]) -> None:
-    """One line if something that decides the last bits is not as it was."""
-    stored, now = checkpoint.meta.get("circumstances", {}), circumstances(world)
+def note_environment_change(checkpoint: Checkpoint, world: int, note: Callable[[str], None]) -> None:
+    """Note in one line if something that decides the last bits has changed since the checkpoint was written."""
+    stored, now = checkpoint.meta.get("circumstances", {}), numeric_environment(world)
     changed = [f"{key} {stored.get(key)} -> {value}" for key, value in now.items() if stored.get(key) != value]
     if changed:
-        say(f"bit-identity is not promised, the checkpoint was written elsewhere ({', '.join(changed)})")
+        note(f"bit-identity is not promised, the checkpoint was written elsewhere ({', '.join(changed)})")
 
 
-def fix_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> TrainConfig:
-    """With `deterministic` the thread count is a setting: that of the run, or today's where it begins."""
+def resolve_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> TrainConfig:
+    """With `deterministic`, set the number of threads: the run's when it is resumed, else the current one."""
     if not config.deterministic or config.threads is not None:
         return config
     stored = flatten(read_yaml(run.config)).get("train.threads") if resume and run.config.is_file() else None
@@ -167,6 +163,6 @@ def fix_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> TrainCo
 
 
 def flatten(groups: dict[str, Any]) -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}; what is no group counts as a setting of that name."""
+    """{'a': {'b': 1}} -> {'a.b': 1}; a value outside a group keeps its name."""
     named = {group: fields if isinstance(fields, dict) else {"": fields} for group, fields in groups.items()}
     return {f"{group}.{key}".rstrip("."): value for group, fields in named.items() for key, value in fields.items()}

@@ -1,8 +1,9 @@
-"""TensorBoard events beside `metrics.jsonl`, for those who like to watch there (extra `track`)."""
+"""Progress of a run, the callbacks that report it, and TensorBoard events (extra `track`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from quatsphere.errors import ConfigError
 
 @dataclass
 class Progress:
-    """Everything a resume needs that is not a tensor. Floats survive JSON bit for bit."""
+    """State of a run, apart from its tensors, that a resume needs. Floats survive JSON bit for bit."""
 
     epoch: int = 0
     """Epochs finished."""
@@ -27,14 +28,14 @@ class Progress:
     waited: int = 0
     """Epochs since the last improvement."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Sums over the images of the current epoch: losses by name, `correct`, `images`."""
+    """Sums over the images of the current epoch: losses by name, `accuracy`, `images`."""
     seconds: float = 0.0
-    """Time spent training, over all starts; compiling kernels does not count."""
+    """Training time over all starts, without the compilation of kernels."""
     epoch_start: float = 0.0
-    """`seconds` when the current epoch began."""
+    """`seconds` at the start of the current epoch."""
 
     def begin_epoch(self) -> None:
-        """Forget the sums of the epoch that ended."""
+        """Reset the sums for a new epoch."""
         self.sums, self.step_in_epoch, self.epoch_start = {}, 0, self.seconds
 
     def add(self, values: dict[str, float]) -> None:
@@ -43,12 +44,12 @@ class Progress:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def means(self) -> dict[str, float]:
-        """The epoch's means so far."""
+        """Means over the images of the epoch so far."""
         images = max(1.0, self.sums.get("images", 0.0))
         return {name: value / images for name, value in self.sums.items() if name != "images"}
 
     def improved(self, accuracy: float, min_delta: float) -> bool:
-        """Whether an epoch's validation accuracy beats the best by more than `min_delta`; updates the count."""
+        """Count an epoch; True if its validation accuracy exceeds the best by more than `min_delta`."""
         better = self.best_accuracy is None or accuracy > self.best_accuracy + min_delta
         self.waited = 0 if better else self.waited + 1
         if better:
@@ -56,93 +57,72 @@ class Progress:
         return better
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint stores it."""
+        """Plain values for a checkpoint."""
         return asdict(self)
 
 
 class Reporter:
-    """Who is told how a run goes; this one tells nobody."""
+    """Progress callbacks; the base class ignores them."""
 
     def start(self, facts: dict[str, Any]) -> None:
-        """The run is set up: identity, sizes, backend."""
+        """Called before the first step with the run's identity, sizes and backend."""
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        """A step was taken."""
+        """Called after each step; `steps` is the number of steps in an epoch."""
 
     def validating(self, done: int, total: int) -> None:
-        """So many of the validation images are through."""
+        """Called after each batch of validation images."""
 
     def epoch(self, record: dict[str, Any]) -> None:
-        """An epoch ended with this record."""
+        """Called after each epoch with its line of metrics."""
 
     def note(self, message: str) -> None:
-        """Something the user should know."""
+        """Called with a message for the user."""
 
     def close(self) -> None:
-        """No more news."""
+        """Called once at the end."""
 
 
-class Relay(Reporter):
-    """Passes all news on; if the listener's terminal or pipe is gone the run goes on unheard."""
+CALLBACKS = ("start", "step", "validating", "epoch", "note", "close")
 
-    def __init__(self, inner: Reporter) -> None:
-        self.inner = inner
 
-    def start(self, facts: dict[str, Any]) -> None:
-        """Pass on."""
-        self.tell(lambda: self.inner.start(facts))
+class GuardedReporter(Reporter):
+    """Forwards every callback; when the terminal or pipe behind it is gone, reporting ends and training does not."""
 
-    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        """Pass on."""
-        self.tell(lambda: self.inner.step(progress, steps, epochs, images_per_second))
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        for name in CALLBACKS:
+            setattr(self, name, functools.partial(self._call, name))
 
-    def validating(self, done: int, total: int) -> None:
-        """Pass on."""
-        self.tell(lambda: self.inner.validating(done, total))
-
-    def epoch(self, record: dict[str, Any]) -> None:
-        """Pass on."""
-        self.tell(lambda: self.inner.epoch(record))
-
-    def note(self, message: str) -> None:
-        """Pass on."""
-        self.tell(lambda: self.inner.note(message))
-
-    def close(self) -> None:
-        """Pass on."""
-        self.tell(self.inner.close)
-
-    def tell(self, news: Callable[[], None]) -> None:
-        """Once a listener is lost nobody is told any more; rich answers a broken pipe with SystemExit."""
+    def _call(self, name: str, *args: Any) -> None:
         try:
-            news()
-        except (OSError, SystemExit):
-            self.inner = Reporter()
+            getattr(self.reporter, name)(*args)
+        except (OSError, SystemExit):  # rich exits on a broken pipe
+            self.reporter = Reporter()
 
 
-class EventLog(Relay):
-    """Passes all news on and writes each epoch's numbers as events; a full disk costs events, not the run."""
+class EventLog:
+    """TensorBoard events of each epoch's metrics; a full disk costs events, not the run."""
 
-    def __init__(self, inner: Reporter, folder: Path, step: int = 0) -> None:
-        """Events after `step`, of a life that was given up, are taken back."""
-        super().__init__(inner)
-        self.writer: Any = writer_class()(str(folder / "events"), purge_step=step + 1)
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        """Open the log; events after `step`, of an abandoned continuation, are removed."""
+        self.writer: Any = summary_writer()(str(folder / "events"), purge_step=step + 1)
 
-    def epoch(self, record: dict[str, Any]) -> None:
-        """Every number of the record as a scalar, lists by index."""
-        for name, value in _scalars("", record):
-            self.writer.add_scalar(name, value, record["step"])
-        self.writer.flush()
-        super().epoch(record)
+    def add(self, record: dict[str, Any]) -> None:
+        """Write every number of the record as a scalar, lists by index."""
+        with contextlib.suppress(OSError):
+            for name, value in _scalars("", record):
+                self.writer.add_scalar(name, value, record["step"])
+            self.writer.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self.writer.close()
-        super().close()
+        with contextlib.suppress(OSError):
+            self.writer.close()
 
 
-def writer_class() -> Any:
-    """TensorBoard's writer; ask before a run writes anything."""
+def summary_writer() -> Any:
+    """TensorBoard's writer class; ConfigError if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

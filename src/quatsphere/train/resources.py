@@ -1,4 +1,4 @@
-"""A polite end: the first SIGINT or SIGTERM finishes the step and saves, the second SIGINT stops at once."""
+"""Limits from outside: memory that runs out, and signals that ask a run to stop."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.models import Model
 from quatsphere.models.lattice import LatticeModel
 
+# Memory.
+
 
 def estimate_bytes(model: Model, batch: int) -> int:
-    """Parameters with gradients and moments, plus what the backward pass of `batch` images keeps.
+    """Memory of a training step: parameters with gradients and moments, and the tensors saved for the backward pass.
 
-    Saved tensors are counted with torch's own hooks on a forward pass of fake tensors, which have shapes and no
-    values: nothing is computed and no kernel is compiled. Temporaries come on top.
+    Saved tensors are counted with torch's hooks on a forward pass of fake tensors, which have shapes and no values:
+    nothing is computed and no kernel is compiled. Temporary tensors are not included.
     """
     config = model.config
     device = next(model.parameters()).device
     shape = (1, config.in_channels, config.image_size, config.image_size)
     saved: dict[int, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage._cdata] = storage.nbytes()
         return tensor
@@ -38,22 +40,17 @@ def estimate_bytes(model: Model, batch: int) -> int:
         model.layout.refresh()  # graphs follow from the values of positions, which fake tensors lack
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         # autograd saves some parameters as they are and others as their fakes
-        own = [copy for tensor in _tensors(model) for copy in (tensor, mode.from_tensor(tensor))]
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        own = [copy for t in chain(model.parameters(), model.buffers()) for copy in (t, mode.from_tensor(t))]
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             model(torch.zeros(shape, device=device))
     constant = {tensor.untyped_storage()._cdata for tensor in own}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return 4 * weights + batch * sum(size for storage, size in saved.items() if storage not in constant)
 
 
-def _tensors(model: Model) -> Iterator[Tensor]:
-    """Parameters and buffers."""
-    return chain(model.parameters(), model.buffers())
-
-
 @contextmanager
 def memory_errors(model: Model, batch: int) -> Iterator[None]:
-    """Turn "out of memory", in whichever words it comes, into one line with the batch size and the estimate."""
+    """Turn any out-of-memory error into one line with the batch size and the estimate."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -73,44 +70,48 @@ def _estimate_text(model: Model, batch: int) -> str:
         return ""
 
 
+# Signals: the first SIGINT or SIGTERM finishes the step and saves, a second SIGINT stops at once.
+
+
 class Interrupted(QuatsphereError):
-    """The user or the system asked the run to end; it was saved."""
+    """The user or the system stopped the run; finished steps are saved."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + number
 
 
-class _Leave(BaseException):
-    """Raised out of whatever is going on; no `except Exception` of a library on the way may keep it."""
+class _StopNow(BaseException):
+    """Raised by the signal handler; a BaseException, so that no library's `except Exception` swallows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class StopSwitch:
-    """Remembers the signal that asked for an end. As long as no work would be lost it does not wait: it raises."""
+    """Signal handler that raises at once as long as there is no work to save, and later stores the signal."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.waits = False
+        self.signal_number = 0
+        """Number of the signal to stop, 0 for none; the training loop reads it."""
+        self.deferred = False
 
-    def wait_for_step(self) -> None:
-        """From now on there is work to save: a signal waits until the loop asks for it."""
-        self.waits = True
+    def defer(self) -> None:
+        """From now on store signals for the training loop: there is work to save."""
+        self.deferred = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """As a signal handler."""
-        if not self.waits:
-            raise _Leave(number)
-        if self.number == signal.SIGINT == number:
+        """Handle a signal."""
+        if not self.deferred:
+            raise _StopNow(number)
+        if self.signal_number == signal.SIGINT == number:
             raise KeyboardInterrupt
-        self.number = number
+        self.signal_number = number
 
 
 @contextmanager
 def stop_switch() -> Iterator[StopSwitch]:
-    """A switch that listens to SIGINT and SIGTERM; a closed terminal (SIGHUP) does not end the run."""
+    """Install a StopSwitch for SIGINT and SIGTERM and ignore SIGHUP, so that a closed terminal does not end the run."""
     switch = StopSwitch()
     if threading.current_thread() is not threading.main_thread():
         yield switch
@@ -121,9 +122,9 @@ def stop_switch() -> Iterator[StopSwitch]:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield switch
-    except _Leave as leave:
+    except _StopNow as stop:
         raise Interrupted(
-            "stopped before the first step of this start, so nothing is lost; go on with --resume", leave.number
+            "stopped before the first step of this start, so nothing is lost; continue with --resume", stop.number
         ) from None
     finally:
         for number, old in before.items():

@@ -1,4 +1,4 @@
-"""A run from its configuration to `result.json`: check everything, then train, then test once."""
+"""A run from its configuration to `result.json`: check everything, train, test once."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ from quatsphere.storage.atomic import require_space, write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_last_good
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import write_yaml
-from quatsphere.train.checkpointing import Setting, put_back
+from quatsphere.train.checkpointing import RunContext, restore_trainer
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
 from quatsphere.train.provenance import (
     commit,
     config_to_dict,
     environment,
-    fix_threads,
+    note_environment_change,
     require_same_data,
     require_same_run,
-    say_what_changed,
+    resolve_threads,
     versions,
 )
-from quatsphere.train.reporting import EventLog, Relay, Reporter, writer_class
+from quatsphere.train.reporting import EventLog, GuardedReporter, Reporter, summary_writer
 from quatsphere.train.resources import memory_errors, stop_switch
 from quatsphere.train.trainer import Trainer
 
+# Preparation.
+
 
 def prepare_torch(config: TrainConfig) -> None:
-    """Threads and determinism, before any tensor is made."""
+    """Set threads and determinism, before any tensor is made."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
@@ -53,7 +55,7 @@ def prepare_torch(config: TrainConfig) -> None:
 
 
 def pick_device(name: str, team: Team) -> torch.device:
-    """The named device, or the best there is; each process of a team takes its own GPU."""
+    """Return the named device or, for `auto`, the best there is; each process of a team has its own GPU."""
     if name != "auto":
         try:
             device = torch.device(name)
@@ -69,7 +71,7 @@ def pick_device(name: str, team: Team) -> torch.device:
 
 
 def precision_warning(precision: str, device: torch.device) -> str | None:
-    """One line if lower precision is slower than fp32 here: processors without instructions for it emulate them."""
+    """Warning if lower precision is slower than fp32, as on processors that emulate it; None if it is not."""
     if precision == "fp32" or device.type != "cpu":
         return None
     ratio = _product_seconds(torch.bfloat16 if precision == "bf16" else torch.float16) / _product_seconds(torch.float32)
@@ -82,7 +84,7 @@ def precision_warning(precision: str, device: torch.device) -> str | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """The shortest of five times for a product of matrices."""
+    """Shortest of five times for a product of matrices."""
     matrix, seconds = torch.ones(256, 256, dtype=dtype), []
     for _ in range(5):
         start = time.perf_counter()
@@ -94,7 +96,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 def load_data(
     config: DataConfig, note: Callable[[str], None], progress: Callable[[int, int], None] | None = None
 ) -> Dataset:
-    """The data set of a configuration; whatever must be known about this copy is said."""
+    """Load the data set of a configuration; remarks about this copy of the data go to `note`."""
     dataset = load_dataset(
         config.name,
         root=config.root,
@@ -112,14 +114,14 @@ def load_data(
 
 
 def fit_to_data(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Image size, channels and classes of the model are the data's."""
+    """Return the configuration with the image size, channels and classes of the data."""
     _, channels, size, _ = dataset.train.images.shape
     model = dataclasses.replace(config.model, image_size=size, in_channels=channels, num_classes=len(dataset.classes))
     return dataclasses.replace(config, model=model)
 
 
 def require_trainable(config: TrainConfig, dataset: Dataset) -> None:
-    """What settings and data must not do to each other."""
+    """Raise ConfigError if the settings cannot be used with this data set."""
     count = len(dataset.train.labels)
     if config.batch_size > count:
         raise ConfigError(
@@ -129,122 +131,136 @@ def require_trainable(config: TrainConfig, dataset: Dataset) -> None:
     if not len(dataset.test.labels):
         raise ConfigError("no test images are left (data.test_fraction 0); hold out a share > 0")
     if config.tensorboard:
-        writer_class()
+        summary_writer()
+
+
+# A run.
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What a start may be told beside its configuration."""
+class ResumeOptions:
+    """Options for continuing a run that exists."""
 
     resume: bool = False
+    """Continue from the last good checkpoint, or start if there is none; without it an existing run is an error."""
     accept_data_change: bool = False
+    """Continue although the data has another fingerprint."""
     repair: bool = False
+    """Renormalise damaged quaternions of a checkpoint."""
 
 
 def train(
-    config: RunConfig, run_dir: str | Path, choices: Choices | None = None, reporter: Reporter | None = None
+    config: RunConfig, run_dir: str | Path, options: ResumeOptions | None = None, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Train, test at the best validation accuracy, and return what `result.json` holds.
+    """Train a model, test it at its best validation accuracy, and return the content of `result.json`.
 
-    Run by torchrun, every process calls this; the one that leads writes and returns, the others return nothing.
+    The folder `run_dir` gets `config.yaml`, `metrics.jsonl`, checkpoints and `result.json`; an existing run is
+    continued only with `ResumeOptions(resume=True)`, bit for bit. `reporter` receives progress callbacks. Under
+    torchrun every process calls this function; rank 0 writes and returns the result, the others return {}.
     """
-    choices = choices or Choices()
-    with stop_switch() as stop, join_team() as team, ExitStack() as held:
-        reporter = Relay(reporter) if reporter and team.leads else Reporter()
+    options = options or ResumeOptions()
+    with stop_switch() as stop, join_team() as team, ExitStack() as cleanup:
+        reporter = GuardedReporter(reporter) if reporter and team.is_rank_zero else Reporter()
         run = RunFolder(run_dir, reporter.note)
-        result = team.lead(lambda: _finished(config, run, choices))
+        result = team.on_rank_zero(lambda: _finished_result(config, run, options))
         if result is not None:
             reporter.note(f"run '{run.name}' is finished; nothing is left to do")
-            return result if team.leads else {}
-        team.agree("configuration", _digest(config))
-        config = replace(config, train=team.lead(lambda: fix_threads(config.train, run, resume=choices.resume)))
+            return result if team.is_rank_zero else {}
+        team.assert_same("configuration", _digest(config))
+        threads = team.on_rank_zero(lambda: resolve_threads(config.train, run, resume=options.resume))
+        config = replace(config, train=threads)
         prepare_torch(config.train)
-        setting = Setting(run, team, pick_device(config.train.device, team), reporter, stop)
-        warning = precision_warning(config.train.precision, setting.device)
+        context = RunContext(run, team, pick_device(config.train.device, team), reporter, stop)
+        warning = precision_warning(config.train.precision, context.device)
         if warning is not None:
             reporter.note(warning)
-        trainer = _make_trainer(config, setting)
-        checkpoint = team.lead(lambda: _open(trainer, choices, held))
+        trainer = _make_trainer(config, context)
+        checkpoint = team.on_rank_zero(lambda: _open_run(trainer, options, cleanup))
         if checkpoint is not None:
-            put_back(trainer, checkpoint, repair=choices.repair)
+            restore_trainer(trainer, checkpoint, repair=options.repair)
         with memory_errors(trainer.model, trainer.config.train.batch_size):
-            return _train_leading(trainer, repair=choices.repair) if team.leads else _train_along(trainer)
+            if team.is_rank_zero:
+                return _train_rank_zero(trainer, repair=options.repair)
+            return _train_worker(trainer)
 
 
-def _finished(config: RunConfig, run: RunFolder, choices: Choices) -> dict[str, Any] | None:
-    """The result of a run that is done already; a folder that may not be used is refused before data is read."""
-    if choices.resume and run.finished:
+def _finished_result(config: RunConfig, run: RunFolder, options: ResumeOptions) -> dict[str, Any] | None:
+    """Result of a run that is finished, else None; a folder that cannot be used is refused before data is read."""
+    if options.resume and run.finished:
         result: dict[str, Any] = json.loads(run.result.read_text())
         return result
     if run.path.exists():
-        run.claim(resume=choices.resume)
-    if choices.resume and run.config.is_file():
+        run.claim(resume=options.resume)
+    if options.resume and run.config.is_file():
         require_same_run(config, run)
     return None
 
 
-def _make_trainer(config: RunConfig, setting: Setting) -> Trainer:
-    """Data and model, checked against each other and between processes; nothing is written."""
-    dataset = load_data(config.data, setting.reporter.note)
+def _make_trainer(config: RunConfig, context: RunContext) -> Trainer:
+    """Load data and build the model, checked against each other and between processes; nothing is written."""
+    dataset = load_data(config.data, context.reporter.note)
     require_trainable(config.train, dataset)
-    setting.team.agree("data set", dataset.fingerprint)
+    context.team.assert_same("data set", dataset.fingerprint)
     config = fit_to_data(config, dataset)
-    return Trainer(config, dataset, build_model(config.model, seed=config.train.seed), setting)
+    return Trainer(config, dataset, build_model(config.model, seed=config.train.seed), context)
 
 
-def _open(trainer: Trainer, choices: Choices, held: ExitStack) -> Checkpoint | None:
-    """Claim and lock the folder for as long as `held` lives; the checkpoint to go on from, if there is one."""
-    run, reporter = trainer.setting.run, trainer.setting.reporter
-    run.claim(resume=choices.resume)
-    held.enter_context(run.lock())
-    run.claim(resume=choices.resume)
-    if choices.resume and run.config.is_file():
+def _open_run(trainer: Trainer, options: ResumeOptions, cleanup: ExitStack) -> Checkpoint | None:
+    """Claim the folder, lock it until `cleanup` closes, and return the checkpoint to continue from, if any."""
+    run, reporter = trainer.context.run, trainer.context.reporter
+    run.claim(resume=options.resume)
+    cleanup.enter_context(run.lock())
+    run.claim(resume=options.resume)
+    if options.resume and run.config.is_file():
         require_same_run(trainer.config, run, fitted=True)
-    found = load_last_good(run.checkpoints, reporter.note) if choices.resume and run.checkpoints.is_dir() else None
+    found = load_last_good(run.checkpoints, reporter.note) if options.resume and run.checkpoints.is_dir() else None
     if found is not None:
-        require_same_data(found, trainer.dataset.fingerprint, accept_change=choices.accept_data_change)
-        say_what_changed(found, trainer.setting.team.world, reporter.note)
-    elif choices.resume:
+        require_same_data(found, trainer.dataset.fingerprint, accept_change=options.accept_data_change)
+        note_environment_change(found, trainer.context.team.world, reporter.note)
+    elif options.resume:
         reporter.note("no checkpoint yet: starting from the beginning")
-    _require_space(trainer, begun=found is not None)
+    _require_space(trainer, resumed=found is not None)
     run.truncate_metrics(found.meta["metrics_offset"] if found else 0)
     return found
 
 
-def _require_space(trainer: Trainer, *, begun: bool) -> None:
-    """Room for the best checkpoint, those that are kept and a new one; a run that is resumed has most of them."""
+def _require_space(trainer: Trainer, *, resumed: bool) -> None:
+    """Require space for the best checkpoint, those that are kept and a new one; a resumed run has most of them."""
     size = sum(t.numel() * t.element_size() for t in trainer.model.state_dict().values())
-    count = 2 if begun else trainer.config.train.keep + 2
-    require_space(f"{count} checkpoints", trainer.setting.run.path, count * 4 * size)
+    count = 2 if resumed else trainer.config.train.keep + 2
+    require_space(f"{count} checkpoints", trainer.context.run.path, count * 4 * size)
 
 
-def _train_leading(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
-    """The process that writes: folder, checkpoints, metrics, result."""
-    run, config, setting = trainer.setting.run, trainer.config, trainer.setting
+def _train_rank_zero(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
+    """Train and test in the process that writes: settings, metrics, checkpoints, result."""
+    config, context = trainer.config, trainer.context
+    run, reporter = context.run, context.reporter
     write_yaml(run.config, config_to_dict(config))
-    write_json(run.environment, environment(setting.device, setting.team.world))
+    write_json(run.environment, environment(context.device, context.team.world))
     if config.train.tensorboard:
-        setting.reporter = EventLog(setting.reporter, run.path, trainer.progress.step)
+        context.events = EventLog(run.path, trainer.progress.step)
     try:
-        setting.reporter.start(facts(trainer))
+        reporter.start(run_facts(trainer))
         trainer.fit()
-        setting.team.part()
+        context.team.close()
         result = make_result(trainer, trainer.test(repair=repair))
         write_json(run.result, result)
     finally:
-        setting.reporter.close()
+        if context.events is not None:
+            context.events.close()
+        reporter.close()
     return result
 
 
-def _train_along(trainer: Trainer) -> dict[str, Any]:
-    """The other processes: the same steps, no files."""
+def _train_worker(trainer: Trainer) -> dict[str, Any]:
+    """Train in another process: the same steps, no files."""
     trainer.fit()
     return {}
 
 
-def facts(trainer: Trainer) -> dict[str, Any]:
-    """What a user wants to see before the first step."""
-    model, dataset, device = trainer.model, trainer.dataset, trainer.setting.device
+def run_facts(trainer: Trainer) -> dict[str, Any]:
+    """Facts for the user before the first step."""
+    model, dataset, device = trainer.model, trainer.dataset, trainer.context.device
     return {
         "model": trainer.config.model.name,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -257,12 +273,12 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "epochs": trainer.config.train.epochs,
         "steps": trainer.total_steps,
         "start_epoch": trainer.progress.epoch,
-        "run": str(trainer.setting.run.path),
+        "run": str(trainer.context.run.path),
     }
 
 
 def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
-    """The numbers of a finished run with everything that identifies them."""
+    """Content of `result.json`: the numbers of a finished run with everything that identifies them."""
     progress, config = trainer.progress, trainer.config
     return {
         "test_accuracy": test.accuracy,
@@ -288,7 +304,7 @@ def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
 
 
 def _digest(config: RunConfig) -> str:
-    """What processes compare; where a machine keeps its data is its own affair."""
+    """Digest of the settings that all processes share; the path of the data may differ."""
     plain = config_to_dict(config)
     plain["data"].pop("root")
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from quatsphere.study.claims.claim import Claim, Number, PaperSize, Requirement, Rule
+from quatsphere.study.claims.claim import Claim, ClaimRule, Number, PaperSize, Requirement
 from quatsphere.study.claims.rules import EverySeedBetween, RowMean, near
 from quatsphere.study.scales import dataset_title
 from quatsphere.study.variants import VARIANTS
@@ -23,7 +23,7 @@ SEEDS = {
 
 
 def trained_claim(
-    name: str, section: str, statement: str, paper: Number, runs: int | Literal["range", "stated"], rule: Rule,
+    name: str, section: str, statement: str, paper: Number, runs: int | Literal["range", "stated"], rule: ClaimRule,
     *requires: Requirement,
 ) -> Claim:  # fmt: skip
     """Claim about a number of runs, about a range, or stated without a number of runs."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from quatsphere.study.claims.evidence import Evidence, decay_sum
 from quatsphere.study.plan import base_settings
-from quatsphere.study.results import Record
+from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import SCALES, dataset_title
 from quatsphere.study.statistics import Verdict
 from quatsphere.study.variants import find_variant
@@ -31,7 +31,7 @@ class Finding:
     interval: tuple[float, float] | None = None
 
 
-class Rule(Protocol):
+class ClaimRule(Protocol):
     """Decides a claim."""
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -59,7 +59,7 @@ class Claim:
     """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
     n: int | None
     """Runs behind the paper's value, where it says so."""
-    rule: Rule
+    rule: ClaimRule
     kind: Literal["static", "trained"] = "trained"
     requires: Sequence[Requirement] = ()
 
@@ -100,7 +100,7 @@ class Claim:
         }
 
 
-def decide(claims: Iterable[Claim], records: Iterable[Record]) -> list[dict[str, Any]]:
+def decide(claims: Iterable[Claim], records: Iterable[CellRecord]) -> list[dict[str, Any]]:
     """Decide all claims on the finished cells; see `Claim.to_json` for the fields."""
     evidence = Evidence(records)
     return [claim.to_json(claim.decide(evidence)) for claim in claims]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from quatsphere.optim.schedule import SCHEDULES
-from quatsphere.study.results import Record
+from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import STANDS_FOR
 from quatsphere.study.statistics import Samples
 
@@ -18,7 +18,7 @@ ANIMALS = ("cat", "bird", "dog", "deer")
 OTHERS = ("airplane", "horse")
 
 
-def roughness(record: Record) -> float | None:
+def roughness(record: CellRecord) -> float | None:
     """Standard deviation of the loss differences between epochs after the warm-up."""
     losses = [loss for loss in record["trajectory"]["train_loss"] if loss is not None]
     settings = record["config"]
@@ -27,13 +27,13 @@ def roughness(record: Record) -> float | None:
     return statistics.stdev(steps) if len(steps) > 1 else None
 
 
-def falling_share(record: Record) -> float | None:
+def falling_share(record: CellRecord) -> float | None:
     """Share of epochs whose training loss is below that of the previous epoch."""
     pairs = list(pairwise(record["trajectory"]["train_loss"]))
     return sum(after < before for before, after in pairs) / len(pairs) if pairs else None
 
 
-def tracking(record: Record) -> float | None:
+def tracking(record: CellRecord) -> float | None:
     """Correlation over the epochs between validation accuracy and accuracy on augmented training images."""
     curves = (record["trajectory"]["train_accuracy"], record["trajectory"]["val_accuracy"])
     pairs = [(a, b) for a, b in zip(*curves, strict=False) if a is not None and b is not None]
@@ -41,25 +41,25 @@ def tracking(record: Record) -> float | None:
     return statistics.correlation(*zip(*pairs, strict=True)) if len(pairs) > 2 and varies else None
 
 
-def field_drift(record: Record) -> float | None:
+def field_drift(record: CellRecord) -> float | None:
     """Mean angle in radians between the base quaternions and their initial values."""
     angles = _diagnostic(record, "drift")
     return statistics.mean(angles) if angles else None
 
 
-def orientation_change(record: Record) -> float | None:
+def orientation_change(record: CellRecord) -> float | None:
     """Orientation spread of the last shell minus that of the first."""
     spreads = _shells(record, _diagnostic(record, "orientation_spread"))
     return spreads[-1] - spreads[0] if len(spreads) > 1 else None
 
 
-def beta_change(record: Record) -> float | None:
+def beta_change(record: CellRecord) -> float | None:
     """Mean beta of the cross-shell steps at the end minus its value after the first epoch."""
     betas = [_cross_steps(record, steps) for steps in record["trajectory"]["beta"] if steps]
     return statistics.mean(betas[-1]) - statistics.mean(betas[0]) if len(betas) > 1 and betas[0] else None
 
 
-def concentration(record: Record) -> float | None:
+def concentration(record: CellRecord) -> float | None:
     """Relative increase of the first shell's Coulomb energy over training; positive if its vertices moved together.
 
     Only the first shell: the others get no gradient, and only repulsion moves them.
@@ -68,25 +68,25 @@ def concentration(record: Record) -> float | None:
     return energy / start - 1 if energy and start else None
 
 
-def interior_displacement(record: Record) -> float | None:
+def interior_displacement(record: CellRecord) -> float | None:
     """Mean angular displacement of the vertices of all shells but the first, as a multiple of their spacing."""
     moved, spacing = _diagnostic(record, "displacement")[1:], _diagnostic(record, "spacing")[1:]
     return statistics.mean(m / s for m, s in zip(moved, spacing, strict=True)) if moved else None
 
 
-def easiest_gap(record: Record) -> float | None:
+def easiest_gap(record: CellRecord) -> float | None:
     """Accuracy on the hardest of automobile, truck, ship, frog minus the better of airplane, horse, in points."""
     easy, other = _class_accuracies(record, VEHICLES), _class_accuracies(record, OTHERS)
     return 100 * (min(easy) - max(other)) if easy and other else None
 
 
-def weakest_gap(record: Record) -> float | None:
+def weakest_gap(record: CellRecord) -> float | None:
     """Accuracy on the easiest of cat, bird, dog, deer minus that on the hardest of all others, in points."""
     hard, other = _class_accuracies(record, ANIMALS), _class_accuracies(record, (*VEHICLES, *OTHERS))
     return 100 * (max(hard) - min(other)) if hard and other else None
 
 
-def class_gap(record: Record) -> float | None:
+def class_gap(record: CellRecord) -> float | None:
     """Mean accuracy on automobile, truck, ship, frog minus that on cat, bird, dog, deer, in points."""
     easy, hard = _class_accuracies(record, VEHICLES), _class_accuracies(record, ANIMALS)
     if not easy or not hard:
@@ -94,32 +94,32 @@ def class_gap(record: Record) -> float | None:
     return statistics.mean(100 * share for share in easy) - statistics.mean(100 * share for share in hard)
 
 
-def cat_gap(record: Record) -> float | None:
+def cat_gap(record: CellRecord) -> float | None:
     """Accuracy on cat minus that on the hardest other class, in points."""
     classes = record.get("per_class", {})
     others = [value for name, value in classes.items() if name != "cat" and value is not None]
     return 100 * (classes["cat"] - min(others)) if "cat" in classes and others else None
 
 
-def clean_train(record: Record) -> float | None:
+def clean_train(record: CellRecord) -> float | None:
     """Accuracy on training images without augmentation, in points."""
     share = record.get("diagnostics", {}).get("clean_train_accuracy")
     return None if share is None else 100 * float(share)
 
 
-def clean_gap(record: Record) -> float | None:
+def clean_gap(record: CellRecord) -> float | None:
     """Accuracy on training images without augmentation minus test accuracy, in points."""
     clean = record.get("diagnostics", {}).get("clean_train_accuracy")
     return None if clean is None else 100 * (clean - record["test_accuracy"])
 
 
-def generalisation(record: Record) -> float | None:
+def generalisation(record: CellRecord) -> float | None:
     """The gap from clean training to test accuracy minus that from 100 % to clean training accuracy, in points."""
     clean, gap = clean_train(record), clean_gap(record)
     return None if clean is None or gap is None else gap - (100 - clean)
 
 
-def decay_sum(record: Record) -> float:
+def decay_sum(record: CellRecord) -> float:
     """Sum of learning rate x weight decay over the steps; decay alone shrinks a weight by exp(-sum)."""
     settings, steps = record["config"], record["steps"]
     planned = round(steps * settings["train.epochs"] / record["epochs"])
@@ -130,32 +130,32 @@ def decay_sum(record: Record) -> float:
     return float(settings["optim.peak_lr"] * settings["optim.weight_decay"] * steps * statistics.mean(shares))
 
 
-def _diagnostic(record: Record, name: str) -> list[Any]:
+def _diagnostic(record: CellRecord, name: str) -> list[Any]:
     return list(record.get("diagnostics", {}).get(name, []))
 
 
-def _class_accuracies(record: Record, names: tuple[str, ...]) -> list[float]:
+def _class_accuracies(record: CellRecord, names: tuple[str, ...]) -> list[float]:
     """Accuracies of classes as shares; empty unless all are known."""
     classes = record.get("per_class", {})
     return [classes[name] for name in names] if all(name in classes for name in names) else []
 
 
-def _shells(record: Record, steps: list[float]) -> list[float]:
+def _shells(record: CellRecord, steps: list[float]) -> list[float]:
     """Values of the steps that reach a new shell: the first and the cross-shell ones."""
     return steps[: record["config"].get("model.shells", 0)]
 
 
-def _cross_steps(record: Record, steps: list[float]) -> list[float]:
+def _cross_steps(record: CellRecord, steps: list[float]) -> list[float]:
     """Values of the cross-shell steps."""
     return steps[1 : record["config"].get("model.shells", 0)]
 
 
-def _through_training(record: Record, name: str) -> list[float]:
+def _through_training(record: CellRecord, name: str) -> list[float]:
     """Values by epoch and shell."""
     return [value for steps in record["trajectory"][name] for value in _shells(record, steps)]
 
 
-CELL_METRICS: dict[str, Callable[[Record], float | None]] = {
+CELL_METRICS: dict[str, Callable[[CellRecord], float | None]] = {
     "test": lambda record: 100 * record["test_accuracy"],
     "val": lambda record: 100 * record["val_accuracy"],
     "train": lambda record: 100 * record["trajectory"]["train_accuracy"][-1],
@@ -182,7 +182,7 @@ CELL_METRICS: dict[str, Callable[[Record], float | None]] = {
 ACCURACIES = ("test", "val", "train")
 """Metrics whose variance is pooled over all rows; for other metrics only the compared rows are used."""
 
-CELL_LISTS: dict[str, Callable[[Record], list[float]]] = {
+CELL_LISTS: dict[str, Callable[[CellRecord], list[float]]] = {
     "entropy": lambda record: _through_training(record, "routing_entropy"),
     "peak": lambda record: _through_training(record, "routing_peak"),
     "orientation": lambda record: _shells(record, _diagnostic(record, "orientation_spread")),
@@ -199,7 +199,7 @@ CELL_LISTS: dict[str, Callable[[Record], list[float]]] = {
 class Evidence:
     """Finished cells of a results folder, indexed by data set, row and metric."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[CellRecord]) -> None:
         everything = list(records)
         self.records = [record for record in everything if record["status"] == "finished"]
         self.diverged = [record for record in everything if record["status"] == "diverged"]
@@ -216,7 +216,7 @@ class Evidence:
         name = self.available_dataset(dataset)
         return any(record["dataset"] == name for record in (*self.records, *self.diverged))
 
-    def row_records(self, dataset: str, row: str) -> dict[int, Record]:
+    def row_records(self, dataset: str, row: str) -> dict[int, CellRecord]:
         """seed -> record of one row."""
         name = self.available_dataset(dataset)
         return {r["seed"]: r for r in self.records if r["dataset"] == name and r["variant"] == row}

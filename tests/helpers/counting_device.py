@@ -1,0 +1,211 @@
+"""Train on an emulated accelerator in CPU memory: operations are counted, and mixing devices is an error.
+
+torch allows a Python backend in place of an accelerator (`PrivateUse1`). A tensor of this one holds a CPU tensor; the
+operations that reach it are those that would reach a GPU. A backend cannot be unregistered, so `test_accelerator.py`
+runs this file as a script: JSON of {label: [model, overrides]} in, counts per step out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_runs import write_idx
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from quatsphere.kernels import triton_gpu
+from quatsphere.models.registry import model_config
+from quatsphere.train import Progress, Reporter, train
+
+_setup_privateuseone_for_python_backend("counting")
+torch.counting.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore[attr-defined]
+DEVICE, CPU = torch.device("counting", 0), torch.device("cpu")
+WAITS = {"_local_scalar_dense", "nonzero", "bincount", "equal", "masked_select", "_unique2", "unique_dim"}
+"""Operations for whose result, or its size, the host waits."""
+KINDS = ("launches", "waits", "uploads")
+counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+"""Launches by operation, waits and uploads by function of the package."""
+
+
+def location() -> str:
+    """Innermost function of the package on the stack, or `autograd`."""
+    own = [line for line in traceback.extract_stack() if "/quatsphere/" in line.filename]
+    return f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "autograd"
+
+
+class OnDevice(torch.Tensor):
+    """Tensor of the device: shape, type, and `held`, the CPU tensor with its values."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> OnDevice:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
+        )
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "quatsphere":  # an operator without a kernel for this device runs its Python body,
+            return torch._library.custom_ops.OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+        parts = func.decompose(*args, **kwargs)  # in which nothing is decomposed by autograd
+        return run(func, args, kwargs) if parts is NotImplemented else parts
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation on the CPU tensors of its arguments and count it."""
+    given = tensors((*args, *kwargs.values()))
+    name = func._schema.name.removeprefix("aten::")
+    copies = name in ("copy_", "_to_copy")
+    if not copies and any(not isinstance(x, OnDevice) and x.dim() for x in given):
+        raise RuntimeError(f"{name} of tensors on two devices at {location()}")
+    behind = {id(x.held): x for x in given if isinstance(x, OnDevice)}
+    down = copies and (kwargs.get("device") == CPU or not isinstance(given[0], OnDevice))
+    inside = {key: CPU if key == "device" else each(held, value) for key, value in kwargs.items()}
+    out = func(*each(held, args), **inside)
+    assert all(x.shape == x.held.shape for x in behind.values()), f"{name} resizes a tensor at {location()}"
+    if copies and (down or len(behind) < len(given)):
+        counts["waits" if down else "uploads"][location()] += 1
+    elif name in WAITS or (name.startswith("index") and any(x.dtype == torch.bool for x in tensors(args[1]))):
+        counts["waits"][f"{name} {location()}"] += 1
+    elif "empty" not in name and (func._schema.is_mutable or not shares_memory(tensors(out), behind.values())):
+        counts["launches"][name] += 1
+    return out if down else each(lambda x: behind[id(x)] if id(x) in behind else OnDevice(x), out)
+
+
+def each(function: Any, value: Any) -> Any:
+    """Apply a function to the tensors of a value, also inside lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([each(function, item) for item in value])
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+def held(x: torch.Tensor) -> torch.Tensor:
+    """CPU tensor of a tensor of the device."""
+    return x.held if isinstance(x, OnDevice) else x
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors of a value."""
+    found: list[torch.Tensor] = []
+    each(found.append, value)
+    return found
+
+
+def shares_memory(results: list[torch.Tensor], arguments: Any) -> bool:
+    """True if all results are views of the arguments."""
+    memory = {x.held.untyped_storage().data_ptr() for x in arguments}
+    return bool(results) and all(x.untyped_storage().data_ptr() in memory for x in results)
+
+
+def allocate(name: str) -> Any:
+    """Kernel that creates a tensor on the device."""
+
+    def make(*args: Any, **kwargs: Any) -> OnDevice:
+        if "empty" not in name:
+            counts["launches"][name] += 1
+        return OnDevice(getattr(torch.ops.aten, name)(*args, **kwargs | {"device": CPU}))
+
+    return make
+
+
+def upload(source: torch.Tensor, target: OnDevice, non_blocking: bool = False) -> OnDevice:
+    """Copy a constant made by `torch.tensor(..., device=...)` to the device."""
+    counts["uploads"][location()] += 1
+    target.held.copy_(source)
+    return target
+
+
+class Launched:
+    """Triton kernel, interpreted on the CPU tensors of its arguments."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            counts["launches"][self.kernel.__name__] += 1
+            self.kernel[grid](*each(held, args), **kwargs)
+
+        return launch
+
+
+class Steps(Reporter):
+    """Stores the counts of each step."""
+
+    def __init__(self) -> None:
+        self.counts: list[dict[str, dict[str, int]]] = []
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        self.counts.append({kind: dict(counts[kind]) for kind in KINDS})
+        self.losses = progress.means()
+        for kind in KINDS:
+            counts[kind].clear()
+
+
+def measure(config: RunConfig, folder: Path, device: torch.device) -> Steps:
+    """Train and test on a device; return the counts."""
+    importlib.import_module("quatsphere.train.run").pick_device = lambda *_: device  # type: ignore[attr-defined]
+    steps = Steps()
+    train(config, folder, reporter=steps)
+    return steps
+
+
+def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Counts and losses of two epochs of two steps, the last with repulsion, and the losses on the CPU."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        pixels = np.random.default_rng(0).integers(0, 255, (12, 8, 8))
+        write_idx(root / "data", pixels, np.arange(12) % 2)
+        data = DataConfig(name="idx", root=str(root / "data"), val_fraction=0.2, test_fraction=0.2, train_limit=4)
+        schedule = (
+            OptimConfig(repulsion_every=3, repulsion_until=1.0),
+            TrainConfig(epochs=2, batch_size=2, patience=None, threads=1),
+        )
+        for label, (name, overrides) in models.items():
+            plain = {"backend": "factored"} if name == "qsv" else {}
+            there = measure(RunConfig(data, model_config(name, **overrides), *schedule), root / f"{label}-0", DEVICE)
+            here = measure(
+                RunConfig(data, model_config(name, **overrides | plain), *schedule), root / f"{label}-1", CPU
+            )
+            found[label] = {"steps": there.counts, "losses": there.losses, "on_cpu": here.losses}
+    return found
+
+
+library = torch.library.Library("aten", "IMPL")
+for overload in ("empty.memory_format", "empty_strided", "arange", "arange.start"):
+    library.impl(overload, allocate(overload.split(".")[0]), "PrivateUse1")
+library.impl("_copy_from", upload, "PrivateUse1")
+for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+    importlib.import_module(module)._foreach_supported_types.append(OnDevice)
+if triton_gpu.available():
+    for module, names in (
+        ("triton_attention", ("lift_sources", "attend")),
+        ("triton_attention_backward", ("target_gradients", "source_gradients")),
+    ):
+        kernels = importlib.import_module(f"quatsphere.kernels.{module}")
+        for name in names:
+            setattr(kernels, name, Launched(getattr(kernels, name)))
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
