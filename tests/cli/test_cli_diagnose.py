@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from quatsphere.diagnostics import PAPER
+from quatsphere.diagnostics import PAPER_VALUES
 from quatsphere.diagnostics.sections import SECTIONS
 from quatsphere.diagnostics.tables import print_diagnosis
 
@@ -77,7 +77,7 @@ def test_printed_tables(tiny_run: Path, command: Command) -> None:
 
 def test_papers_values_are_printed_for_cifar10(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads((run / "diagnostics.json").read_text())
-    print_diagnosis(found | {"data": "cifar10", "paper": PAPER}, Console())
+    print_diagnosis(found | {"data": "cifar10", "paper": PAPER_VALUES}, Console())
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("automobile, truck", "about 0.99", "0.24-0.46", "paper: QSV on CIFAR-10"))
 
