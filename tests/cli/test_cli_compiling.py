@@ -22,7 +22,7 @@ from rich.progress import TextColumn
 
 from quatsphere.cli import console
 from quatsphere.cli.console import COMPILING, Bars, CompileNotice
-from quatsphere.kernels import numba_threads
+from quatsphere.kernels.cpu.loops import jit
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train import Progress, Reporter
 
@@ -33,7 +33,7 @@ NOTE = f"quatsphere: note: {COMPILING}"
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every compilation is mentioned, however short."""
-    monkeypatch.setattr(console, "PATIENCE", 0.01)
+    monkeypatch.setattr(console, "COMPILE_PATIENCE", 0.01)
     before, compilation.watch = compilation.watch, CompileNotice()
     yield
     compilation.watch = before
@@ -138,7 +138,7 @@ def test_the_clock_of_work_stands_still() -> None:
     compilation.end()
     assert working_time() - begin < 0.05
     assert compilation.current == 0
-    assert numba_threads.compilation is compilation
+    assert jit.compilation is compilation
 
 
 class Compiles(Reporter):
