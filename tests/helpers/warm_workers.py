@@ -37,9 +37,11 @@ def warm_workers(folder: Path) -> Iterator[tuple[str, ...]]:
         pid = os.fork()
         if pid == 0:
             serve(server)
-        yield (sys.executable, "-S", "-E", str(client), str(address))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        try:
+            yield (sys.executable, "-S", "-E", str(client), str(address))
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def serve(server: socket.socket) -> None:
