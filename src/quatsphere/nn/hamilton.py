@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
-from quatsphere.nn.parameter_cache import ParameterCache
+from quatsphere.kernels.parameter_cache import ParameterCache
 
 
 class HamiltonLinear(nn.Module):
@@ -87,7 +87,7 @@ class HamiltonFFN(nn.Module):
     ) -> tuple[Float[Tensor, "h wide q 4"], Float[Tensor, "h q wide 4"]]:
         """(up post, down)."""
         weights = [layer.weight for layer in (self.up, self.down, post) if layer is not None]
-        return self._merged(weights, lambda: self._merge(*weights))
+        return self._merged.infer(weights, lambda: self._merge(*weights))
 
     def _merge(self, up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The quaternion matrix U P with (U P)_ok = Σ_i U_oi ⊗ P_ik, and the down projection."""

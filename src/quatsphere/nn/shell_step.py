@@ -20,6 +20,7 @@ from quatsphere.kernels import (
     routing_weights,
     select_backend,
 )
+from quatsphere.kernels.parameter_cache import ParameterCache
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
     LearnedBound,
@@ -32,7 +33,6 @@ from quatsphere.nn.field import (
 )
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Graph, Shell
-from quatsphere.nn.parameter_cache import ParameterCache
 from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing, Transport
@@ -155,7 +155,7 @@ class ShellStep(nn.Module):
         assert isinstance(self.transport.rule, str)
         tokens, graph, fields = inputs.tokens, inputs.graph, inputs.fields
         layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
-        bounds, beta, post, gate = self.derived(
+        bounds, beta, post, gate = self.derived.infer(
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
             lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )

@@ -1,7 +1,5 @@
 """Tensors as arguments of compiled loops: flat arrays, checks, ordered sums, and the cache of derived arguments."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels.parameter_cache import ParameterCache
 
 
 def flat(tensor: Tensor) -> Any:
@@ -39,22 +38,5 @@ def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
     return torch.from_numpy(numpy.asarray(parts.numpy().sum(axis=axes, dtype="float64"))).to(parts.dtype)
 
 
-CACHE_SIZE = 96
-_cache: OrderedDict[Hashable, tuple[list[Tensor], Any]] = OrderedDict()
-
-
-def cached(key: Hashable, tensors: Sequence[Tensor], make: Callable[[], Any]) -> Any:
-    """Return make(), cached under `key` as long as the tensors keep their values.
-
-    They are compared by value, since fused optimisers and `.data` change a tensor without changing its version.
-    """
-    entry = _cache.get(key)
-    if entry is None or not all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(entry[0], tensors, strict=True)
-    ):
-        entry = [tensor.detach().clone() for tensor in tensors], make()
-        _cache[key] = entry
-        if len(_cache) > CACHE_SIZE:
-            _cache.popitem(last=False)
-    _cache.move_to_end(key)
-    return entry[1]
+argument_cache: ParameterCache[Any] = ParameterCache(size=96)
+"""Arguments of compiled loops that are derived from parameters."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import cached, flat, flat_mask, sum_in_order
+from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.resample import residual_input
 from quatsphere.kernels.operators import backward_operator, register_backward
 
@@ -73,4 +73,4 @@ def feed_forward_arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool,
 
     rounded = float(torch.tensor(keep_scale, dtype=up.dtype))  # full and partial blocks must round alike
     sizes = FeedForwardSizes(tokens, even_chunk(tokens), H, C, narrow, 4 * wide, dropped, rounded)
-    return sizes, cached(("feed_forward", up.data_ptr(), down.data_ptr()), (up, down), pack)
+    return sizes, argument_cache.get(("feed_forward", up.data_ptr(), down.data_ptr()), (up, down), pack)

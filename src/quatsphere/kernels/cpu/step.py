@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import cached, flat, flat_mask
+from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask
 from quatsphere.kernels.cpu.attention import attention_arguments, attention_gradients
 from quatsphere.kernels.cpu.feed_forward import feed_forward_arguments, feed_forward_backward
 from quatsphere.kernels.cpu.field import empty_fields, perturb_backward, shell_arguments
@@ -69,7 +69,7 @@ def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
     copied = [x for x in (weight, bias, bounds, beta, gate, mix_weights, up, down) if x is not None]
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in used_in_place)
     key = (places, gate is None, tokens.shape, tokens.dtype, dropped, scales, modes)
-    arguments = cached(key, copied, lambda: _arguments(tokens, parameters, dropped, scales, modes))
+    arguments = argument_cache.get(key, copied, lambda: _arguments(tokens, parameters, dropped, scales, modes))
     out, *_ = _run(arguments, tokens, first, source, target, masks)
     return out
 
