@@ -9,7 +9,7 @@ the validation images among three.
 The value of plan `lite`, stored as results/lite/linear.json:
 
     python benchmarks/linear_tokens.py --epochs 5 --json --preset lite --data.root cifar10.zip \\
-        --data.train_limit 8000 --data.val_fraction 0.04
+        --data.max_train_images 8000 --data.val_fraction 0.04
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quatsphere.cli.parser import resolve
+from quatsphere.cli.train import make_parser
 from quatsphere.data.augment import normalize
 from quatsphere.models import build_model
 from quatsphere.nn.patch_embedding import sample_image
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--epochs", type=int, default=8)
     asked, rest = parser.parse_known_args()
-    config = resolve("train", rest or ["--preset", "lite"]).config
+    config = make_parser().parse_config(rest or ["--preset", "lite"]).config
     dataset = load_data(config.data, lambda message: None)
     model = build_model(fit_to_data(config, dataset).model)
     splits = {name: getattr(dataset, name) for name in ("train", "val", "test")}

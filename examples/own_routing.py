@@ -16,7 +16,7 @@ def squared(target: torch.Tensor, source: torch.Tensor, beta: torch.Tensor) -> t
 
 
 config = RunConfig(
-    data=DataConfig(name="digits", train_limit=256, crop_pad=0, flip=False, trivial_augment=False),
+    data=DataConfig(name="digits", max_train_images=256, crop_pad=0, flip=False, trivial_augment=False),
     model=QSVConfig(routing="squared", dim=32, heads=2, base_vertices=16, shells=2),
     train=TrainConfig(epochs=2, batch_size=64, threads=1),
 )

@@ -1,13 +1,20 @@
-"""quatsphere: the reference implementation of Quat-Sphere-Vision."""
+"""quatsphere: the reference implementation of Quat-Sphere-Vision.
+
+The names in `__all__` are the public interface; everything else may change without notice.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quatsphere.config import RunConfig
+    from quatsphere.config.presets import load_preset
+    from quatsphere.data import register_dataset
     from quatsphere.kernels import quaternion_attention
-    from quatsphere.models import QSV, AttentionNet, ResNet20, create_model
+    from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
     from quatsphere.nn.extensions import register_routing, register_transport
     from quatsphere.nn.quaternion_attention import QuaternionAttention
+    from quatsphere.optim import RiemannianAdam
     from quatsphere.train.load import TrainedModel, load
     from quatsphere.train.run import ResumeOptions, train
 
@@ -15,14 +22,19 @@ __version__ = "0.1.0"
 __all__ = [
     "QSV",
     "AttentionNet",
+    "LinearModel",
     "QuaternionAttention",
     "ResNet20",
     "ResumeOptions",
+    "RiemannianAdam",
+    "RunConfig",
     "TrainedModel",
     "__version__",
     "create_model",
     "load",
+    "load_preset",
     "quaternion_attention",
+    "register_dataset",
     "register_routing",
     "register_transport",
     "train",
@@ -30,14 +42,19 @@ __all__ = [
 
 _HOME = {
     "AttentionNet": "quatsphere.models",
+    "LinearModel": "quatsphere.models",
     "QSV": "quatsphere.models",
     "QuaternionAttention": "quatsphere.nn.quaternion_attention",
     "ResNet20": "quatsphere.models",
+    "RiemannianAdam": "quatsphere.optim",
     "ResumeOptions": "quatsphere.train",
+    "RunConfig": "quatsphere.config",
     "TrainedModel": "quatsphere.train.load",
     "create_model": "quatsphere.models",
     "load": "quatsphere.train.load",
+    "load_preset": "quatsphere.config.presets",
     "quaternion_attention": "quatsphere.kernels",
+    "register_dataset": "quatsphere.data",
     "register_routing": "quatsphere.nn.extensions",
     "register_transport": "quatsphere.nn.extensions",
     "train": "quatsphere.train",
@@ -51,3 +68,7 @@ def __getattr__(name: str) -> Any:
         home = import_module(_HOME[name])
         return globals().get(name) or getattr(home, name)  # importing `quatsphere.train` defines that name here
     raise AttributeError(f"module 'quatsphere' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

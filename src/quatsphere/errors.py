@@ -1,6 +1,16 @@
-"""The errors a user sees: one line each, with the exit code the command ends with."""
+"""Errors shown to users: one line each, with the exit code of the command."""
 
+from __future__ import annotations
+
+import difflib
 import os
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.65) -> str:
+    """`; did you mean 'x'?` with the most similar known word, or an empty string where none is similar."""
+    near = difflib.get_close_matches(word, list(known), 1, cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class QuatsphereError(Exception):

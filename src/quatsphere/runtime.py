@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import os
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from quatsphere.errors import ConfigError
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Parameters of `mallopt`, from glibc's malloc.h."""
@@ -66,3 +72,34 @@ compilation = Compilation()
 def working_time() -> float:
     """Monotonic clock in seconds that stands still during compilations."""
     return time.monotonic() - compilation.seconds
+
+
+PLUGINS = "QUATSPHERE_PLUGINS"
+"""Environment variable with the plugins of this command, for the worker processes it starts."""
+_loaded: set[Path] = set()
+
+
+def load_plugins(paths: Iterable[str] | None = None) -> None:
+    """Import Python files of the user, once each, so that they can register what they add; errors are one line.
+
+    Worker processes call this without paths and load the plugins of the command that started them.
+    """
+    inherited = filter(None, os.environ.get(PLUGINS, "").split(os.pathsep))
+    for path in inherited if paths is None else paths:
+        file = Path(path).absolute()
+        if file in _loaded:
+            continue
+        name = f"quatsphere_plugin_{len(_loaded)}_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None or not file.is_file():
+            raise ConfigError(f"no Python file {str(path)!r:.120} for --plugin; name a file that ends in .py")
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = [frame.lineno for frame in frames if frame.filename == str(file)] or [getattr(error, "lineno", 1)]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ConfigError(f"plugin {path} fails at line {line[-1]} ({reason}); correct the file") from error
+        _loaded.add(file)
+        os.environ[PLUGINS] = os.pathsep.join(map(str, sorted(_loaded)))

@@ -1,4 +1,4 @@
-"""The command in this process: words in, exit code and both streams out; every test in a folder of its own."""
+"""Fixtures that run the command in this process, each test in a new working folder."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TINY = [
     "factored",
     "--train.epochs",
     "1",
-    "--data.train_limit",
+    "--data.max_train_images",
     "64",
 ]
 
 
 class Outcome(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -92,7 +92,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder, a cache of our own, no settings from outside."""
+    """Use an empty working folder, a separate cache, and no settings from the environment."""
     for name in [name for name in os.environ if re.match(r"QUATSPHERE_\w+__", name)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))

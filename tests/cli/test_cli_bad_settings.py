@@ -1,4 +1,4 @@
-"""FAULTS "Config / CLI" 13 to 20 through the command: one line, the right code, nothing written."""
+"""Bad settings and run folders: one error line, the right exit code, nothing written."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ NUMBERS = [
     ("--model.routing algnment", "must be alignment or absolute.*: got 'algnment'.*did you mean 'alignment'"),
     ("--data.val_fraction 0", "data.val_fraction must be > 0"),
     ("--data.image_size 0", "data.image_size must be >= 1: got 0"),
-    ("--data.train_limit 0", "data.train_limit must be >= 1: got 0"),
-    ("--train.keep 1", "train.keep must be >= 2: got 1"),
+    ("--data.max_train_images 0", "data.max_train_images must be >= 1: got 0"),
+    ("--train.keep_checkpoints 1", "train.keep_checkpoints must be >= 2: got 1"),
     ("--train.label_smoothing 1", r"train.label_smoothing must lie in \[0, 1\): got 1.0"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "message"), UNKNOWN_KEYS + GEOMETRY + NUMBERS, ids=lambda value: value[:40])
-def test_faults_13_to_15(words: str, message: str, fails: Fails, tmp_path: Path) -> None:
+def test_unknown_keys_geometry_and_numbers(words: str, message: str, fails: Fails, tmp_path: Path) -> None:
     fails(2, message, "train", *words.split(), "--run-dir", "run")
     assert not list(tmp_path.iterdir())
 
@@ -93,7 +93,7 @@ def test_faults_13_to_15(words: str, message: str, fails: Fails, tmp_path: Path)
     ("words", "message"),
     [
         ("--train.batch_size 2000", r"train.batch_size .*1295.*: got 2000"),
-        ("--data.train_limit 20 --train.batch_size 21", "train.batch_size .*20"),
+        ("--data.max_train_images 20 --train.batch_size 21", "train.batch_size .*20"),
         ("--model.layout plane --model.base_vertices 20", "flat lattice of 8 rows needs a multiple of 8 .*: got 20"),
         ("--train.device cuda:77", "train.device 'cuda:77' cannot be used .*; use auto or cpu"),
         ("--train.device banana", "train.device must be auto, cpu, cuda, mps or xpu, .*: got 'banana'"),
@@ -103,7 +103,7 @@ def test_faults_13_to_15(words: str, message: str, fails: Fails, tmp_path: Path)
         ),
     ],
 )
-def test_what_only_data_or_machine_can_tell(words: str, message: str, fails: Fails, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_data_or_machine(words: str, message: str, fails: Fails, tmp_path: Path) -> None:
     fails(2, message, "train", "--preset", "demo", *words.split(), "--run-dir", "run")
     assert not list(tmp_path.iterdir())
 
@@ -134,13 +134,13 @@ def test_what_only_data_or_machine_can_tell(words: str, message: str, fails: Fai
     ],
     ids=lambda value: value[:30],
 )
-def test_fault_16_hostile_settings(text: str, message: str, fails: Fails, tmp_path: Path) -> None:
+def test_hostile_settings_files(text: str, message: str, fails: Fails, tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text(text)
     fails(2, message, "train", "-c", "settings.yaml", "--run-dir", "run")
     assert [path.name for path in tmp_path.iterdir()] == ["settings.yaml"]
 
 
-def test_fault_16_files_that_are_no_settings(fails: Fails, tmp_path: Path) -> None:
+def test_files_that_are_not_settings(fails: Fails, tmp_path: Path) -> None:
     with open(tmp_path / "huge.yaml", "wb") as file:
         file.truncate(50 << 20)
     os.mkfifo(tmp_path / "pipe")
@@ -156,15 +156,15 @@ def test_fault_16_files_that_are_no_settings(fails: Fails, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_environment_is_named_as_the_source(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_environment_as_source(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUATSPHERE_TRAIN__EPOCHS", "two")
-    fails(2, r"train.epochs must be a whole number: got 'two' \(environment\)", "train", "--print_config")
+    fails(2, r"train.epochs must be a whole number: got 'two' \(environment\)", "train", "--print-config")
     monkeypatch.setenv("QUATSPHERE_TRAIN__EPOCHS", "2")
     monkeypatch.setenv("QUATSPHERE_TRIAN__SEED", "2")
-    fails(2, r"unknown key 'trian.seed' \(environment\); did you mean 'train.seed'", "train", "--print_config")
+    fails(2, r"unknown key 'trian.seed' \(environment\); did you mean 'train.seed'", "train", "--print-config")
 
 
-def test_fault_17_a_run_is_never_overwritten(tiny: list[str], tiny_run: Path, fails: Fails) -> None:
+def test_a_run_is_never_overwritten(tiny: list[str], tiny_run: Path, fails: Fails) -> None:
     before = {path: path.stat().st_mtime_ns for path in tiny_run.rglob("*")}
     fails(
         2, r"run 'z+' exists \(epoch 1 of 1\); use --resume or another name", "train", *tiny, "--run-dir", str(tiny_run)
@@ -172,7 +172,7 @@ def test_fault_17_a_run_is_never_overwritten(tiny: list[str], tiny_run: Path, fa
     assert {path: path.stat().st_mtime_ns for path in tiny_run.rglob("*")} == before
 
 
-def test_fault_17_a_finished_run_says_so(tiny_run: Path, command: Callable[..., Any]) -> None:
+def test_resuming_a_finished_run_prints_its_result(tiny_run: Path, command: Callable[..., Any]) -> None:
     for words in (["--resume"], ["--resume", "true"], ["--resume=true"]):
         ended = command("train", "--run-dir", str(tiny_run), *words)
         assert ended.code == 0
@@ -180,7 +180,7 @@ def test_fault_17_a_finished_run_says_so(tiny_run: Path, command: Callable[..., 
         assert ended.out.startswith("test accuracy 0.")
 
 
-def test_fault_20_resume_with_other_settings_shows_both(tiny_run: Path, fails: Fails) -> None:
+def test_resume_with_other_settings_lists_both(tiny_run: Path, fails: Fails) -> None:
     words = ["--run-dir", str(tiny_run), "--resume", "--model.dim", "32", "--train.seed", "7"]
     line = fails(2, "model.dim: 16 in the run, 32 now", "train", *words)
     assert "train.seed: 42 in the run, 7 now" in line
@@ -193,8 +193,8 @@ def unfinished(run: Path, folder: Path) -> Path:
     return copy
 
 
-def test_fault_20_other_data_is_another_run(tiny_run: Path, class_folder: Path, tmp_path: Path, fails: Fails) -> None:
-    """Another name is seen before the data is read, another number of classes after; both are shown side by side."""
+def test_resume_with_other_data_is_refused(tiny_run: Path, class_folder: Path, tmp_path: Path, fails: Fails) -> None:
+    """Another data set is refused before it is read, another number of classes after; both values are listed."""
     run = unfinished(tiny_run, tmp_path)
     words = ["train", "--run-dir", "run", "--resume"]
     fails(2, "data.name: 'digits' in the run, 'folder' now", *words, "--data.name=folder")
@@ -205,9 +205,7 @@ def test_fault_20_other_data_is_another_run(tiny_run: Path, class_folder: Path, 
     assert not (run / "result.json").exists()
 
 
-def test_fault_18_a_stale_lock_is_taken_over_and_said(
-    tiny_run: Path, tmp_path: Path, command: Callable[..., Any]
-) -> None:
+def test_a_stale_lock_is_taken_over_with_a_note(tiny_run: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
     run = unfinished(tiny_run, tmp_path)
     gone = {"pid": 2**22 + 1, "host": "vm", "since": "2026-01-01T00:00:00+00:00"}  # above the largest pid Linux gives
     (run / ".lock").write_text(json.dumps(gone))
@@ -218,7 +216,7 @@ def test_fault_18_a_stale_lock_is_taken_over_and_said(
     assert (run / "result.json").is_file()
 
 
-def test_fault_18_a_second_process_is_refused(tiny_run: Path, tmp_path: Path, fails: Fails) -> None:
+def test_a_second_process_is_refused(tiny_run: Path, tmp_path: Path, fails: Fails) -> None:
     run = unfinished(tiny_run, tmp_path)
     with RunFolder(run).lock():
         message = (
@@ -240,9 +238,7 @@ def test_fault_18_a_second_process_is_refused(tiny_run: Path, tmp_path: Path, fa
         ("nul\0byte", "null"),
     ],
 )
-def test_fault_19_run_folders_that_cannot_be(
-    folder: str, message: str, tiny: list[str], fails: Fails, tmp_path: Path
-) -> None:
+def test_impossible_run_folders(folder: str, message: str, tiny: list[str], fails: Fails, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
@@ -254,7 +250,7 @@ def test_fault_19_run_folders_that_cannot_be(
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which nothing can be made; root ignores permissions, so for root it is a read-only disk."""
+    """A folder that cannot be written to; root ignores permissions, so for root it is a read-only disk."""
     folder = tmp_path / "shut"
     folder.mkdir(mode=0o555)
     if os.geteuid() != 0:
@@ -267,19 +263,19 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_fault_19_read_only_parent(tiny: list[str], fails: Fails, read_only: Path) -> None:
+def test_read_only_parent(tiny: list[str], fails: Fails, read_only: Path) -> None:
     fails(2, "cannot use run folder .*(Permission denied|Read-only)", "train", *tiny, "--run-dir", "shut/run")
 
 
-def test_fault_19_long_path_with_spaces_and_unicode_works(tiny_run: Path) -> None:
+def test_long_path_with_spaces_and_unicode_works(tiny_run: Path) -> None:
     assert {path.name for path in tiny_run.iterdir()} >= {"config.yaml", "metrics.jsonl", "checkpoints", "result.json"}
 
 
-def test_a_bug_of_ours_is_one_line_too(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_is_one_line(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     def boom(*_: object) -> None:
         raise KeyError("odd\nthing")
 
-    monkeypatch.setattr("quatsphere.cli.train.resolve", boom)
+    monkeypatch.setattr("quatsphere.cli.train.make_parser", boom)
     fails(1, r"KeyError: 'odd\\nthing' \(test_cli_bad_settings.py, line \d+\); this is a bug", "train")
     for error, code, text in (
         (MemoryError(), 6, "out of memory .the system gave no more.; use a smaller --train.batch_size"),
@@ -291,5 +287,5 @@ def test_a_bug_of_ours_is_one_line_too(fails: Fails, monkeypatch: pytest.MonkeyP
         def stop(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("quatsphere.cli.train.resolve", stop)
+        monkeypatch.setattr("quatsphere.cli.train.make_parser", stop)
         fails(code, text, "train")

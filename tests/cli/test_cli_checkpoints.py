@@ -45,9 +45,7 @@ def test_a_checkpoint_is_chosen_by_name_or_step(run: Path, command: Command, fai
     (run / "checkpoints" / "best").write_text("step-000004\n")
     assert (step(), step("--checkpoint=last")) == (4, 6)
     fails(4, "run 'demo' has no checkpoint step 7; --checkpoint takes 6, 4", "evaluate", str(run), "--checkpoint", "7")
-    fails(
-        2, "--checkpoint: must be best, last or the number of a step: got 'x'", "evaluate", str(run), "--checkpoint=x"
-    )
+    fails(2, "--checkpoint must be best, last or the number of a step: got 'x'", "evaluate", str(run), "--checkpoint=x")
 
 
 def test_the_error_of_a_damaged_checkpoint_names_the_cure(

@@ -1,4 +1,4 @@
-"""What is said, timed and left out while kernels are compiled; `info` compiles nothing."""
+"""Notes and times of compilations; `info` compiles nothing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ import pytest
 from rich.console import Console
 from rich.progress import TextColumn
 
-from quatsphere.cli import compile_notice, console
-from quatsphere.cli.compile_notice import TEXT, CompileNotice
-from quatsphere.cli.console import Bars
+from quatsphere.cli import console
+from quatsphere.cli.console import COMPILING, Bars, CompileNotice
 from quatsphere.kernels import numba_threads
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train import Progress, Reporter
 
 Kernel = Callable[..., Any]
-NOTE = f"quatsphere: note: {TEXT}"
+NOTE = f"quatsphere: note: {COMPILING}"
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every compilation is mentioned, however short."""
-    monkeypatch.setattr(compile_notice, "PATIENCE", 0.0)
     monkeypatch.setattr(console, "PATIENCE", 0.01)
     before, compilation.watch = compilation.watch, CompileNotice()
     yield
@@ -101,7 +99,7 @@ def test_a_terminal_gets_a_spinner(new_kernel: Kernel, monkeypatch: pytest.Monke
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     new_kernel()(3)
-    assert TEXT in screen.getvalue()
+    assert COMPILING in screen.getvalue()
     assert NOTE not in screen.getvalue()
 
 
@@ -117,7 +115,7 @@ def test_a_bar_shows_the_spinner_itself(monkeypatch: pytest.MonkeyPatch) -> None
     bars.refresh()
     compilation.end()
     bars.stop()
-    assert re.search(rf"{TEXT}: \d+ s", screen.getvalue())
+    assert re.search(rf"{COMPILING}: \d+ s", screen.getvalue())
     assert elsewhere.getvalue() == ""
     assert not Bars.shown
 
@@ -159,12 +157,11 @@ class Compiles(Reporter):
 
 
 def test_speeds_leave_compilation_out(tiny: list[str]) -> None:
-    from quatsphere.cli.settings import resolve
-
+    from quatsphere.cli.train import make_parser
     from quatsphere.train import train
 
     begin = time.monotonic()
-    result = train(resolve("train", [*tiny, "--train.epochs=2"]).config, "run", None, Compiles())
+    result = train(make_parser().parse_config([*tiny, "--train.epochs=2"]).config, "run", None, Compiles())
     assert result["steps"] == 4
     assert result["seconds"] < time.monotonic() - begin - 4 * 0.5
 

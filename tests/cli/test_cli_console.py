@@ -1,4 +1,4 @@
-"""What a watching user sees, on a terminal and in a log file."""
+"""Output of a run, on a terminal and in a log file."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_demo_never_overwrites_and_shows_names_as_text(short: list[str], tmp_pat
 
 
 def test_demo_of_a_model_without_shells(tmp_path: Path, command: Command) -> None:
-    words = ["--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1", "--data.train_limit", "64"]
+    words = ["--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1", "--data.max_train_images", "64"]
     ended = command("demo", *words, "--run-dir", "deep/er/run")
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[-1] == "report: deep/er/run/report.html"

@@ -51,7 +51,7 @@ def test_fingerprint(tiny_run: Path, command: Command) -> None:
 
 def test_fused_steps_are_measured_by_part(command: Command) -> None:
     """With the default backend of the demo, interventions have effects and every part is timed."""
-    words = ["--preset", "demo", "--train.epochs", "1", "--data.train_limit", "64", "--run-dir", "demo"]
+    words = ["--preset", "demo", "--train.epochs", "1", "--data.max_train_images", "64", "--run-dir", "demo"]
     assert command("train", *words).code == 0
     out = command("diagnose", "demo", "--images", "8", "--accuracy-images", "20").out
     assert "parts (time measured part by part; training runs these parts" in out
@@ -83,7 +83,7 @@ def test_papers_values_are_printed_for_cifar10(run: Path, capsys: pytest.Capture
 
 
 def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
-    words = ["--preset", "demo", "--model.name", "resnet20", "--train.epochs", "1", "--data.train_limit", "64"]
+    words = ["--preset", "demo", "--model.name", "resnet20", "--train.epochs", "1", "--data.max_train_images", "64"]
     assert command("train", *words, "--run-dir", "plain").code == 0
     out = command("diagnose", "plain", "--images", "4", "--accuracy-images", "20").out
     assert "does not apply (the model has no shells): routing, coverage, graphs" in out

@@ -39,7 +39,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) -
 def run(wide: Path, tmp_path_factory: pytest.TempPathFactory, tiny: list[str], command: Command) -> Path:
     folder = tmp_path_factory.mktemp("fit") / "run"
     words = ("--data.name=folder", f"--data.root={wide}", "--data.image_size=16", "--data.fit=squash")
-    ended = command("train", *tiny, *words, "--train.batch_size=8", f"--run-dir={folder}", "--model.wrap=true")
+    ended = command(
+        "train", *tiny, *words, "--train.batch_size=8", f"--run-dir={folder}", "--model.wrap_longitude=true"
+    )
     assert ended.code == 0, ended.err
     assert "48 of 48 images resized to 16 x 16, 48 of them squashed to a square" in ended.err
     return folder

@@ -1,4 +1,4 @@
-"""A first-time user finds everything: verbs, every field with its paper value, the right word for a wrong one."""
+"""Help and mistakes: verbs, every field with its paper value, a suggestion for a misspelt word."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 import quatsphere
 from quatsphere.cli.main import VERBS
-from quatsphere.cli.parser import MODEL_CONFIGS, group_types
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import MODEL_CONFIGS, group_types
 
 NOT_SCIENCE = [
     "data.root",
@@ -25,10 +25,10 @@ NOT_SCIENCE = [
     "train.threads",
     "train.checkpoint_steps",
     "train.checkpoint_seconds",
-    "train.keep",
+    "train.keep_checkpoints",
     "train.tensorboard",
 ]
-"""Fields the paper has no say in."""
+"""Fields that the paper does not concern."""
 
 
 def field_texts(helped: str) -> dict[str, str]:
@@ -96,10 +96,10 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
         (["train", "--lr=3"], "unknown option '--lr'; did you mean '--optim.peak_lr'?"),
         (["train", "--run_dir", "x"], "unknown option '--run_dir'; did you mean '--run-dir'?"),
         (["train", "--modle.bound", "none"], "unknown option '--modle.bound'; did you mean '--model.bound'?"),
-        (["train", "--print_conf"], "unknown option '--print_conf'; did you mean '--print_config'?"),
+        (["train", "--print_conf"], "unknown option '--print_conf'; did you mean '--print-config'?"),
         (["train", "x"], "unexpected word 'x'; options start with --, see --help"),
-        (["train", "--preset"], "argument --preset: expected one argument; see --help"),
-        (["train", "-c"], "argument -c/--config: expected one argument; see --help"),
+        (["train", "--preset"], "--preset needs a value; see --help"),
+        (["train", "-c"], "-c/--config needs a value; see --help"),
         (["train", "--train.epochs"], "--train.epochs needs a value; see --help"),
         (
             ["train", "--train", "x"],
@@ -111,8 +111,8 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
         (["train"], "train needs a folder for the run; add --run-dir DIR"),
         (["evaluate"], "the following arguments are required: RUN; see --help"),
         (["evaluate", "x", "--split", "all"], "argument --split: invalid choice: 'all'"),
-        (["predict", "x", "y", "--top", "0"], "argument --top: must be a whole number >= 1: got '0'; see --help"),
-        (["info", "--batch", "-1"], "argument --batch: "),
+        (["predict", "x", "y", "--top", "0"], "--top must be a whole number >= 1: got '0'; see --help"),
+        (["info", "--batch", "-1"], "--batch "),
         (["info", "--modle.dim", "4"], "unknown option '--modle.dim'; did you mean '--model.dim'?"),
         (["data"], "the following arguments are required: get|verify|preview; see --help"),
         (["data", "verify", "mnist"], "argument name: invalid choice: 'mnist'"),
@@ -138,7 +138,7 @@ def run_process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_real_process_ends_with_code_and_line(tmp_path: Any) -> None:
-    """Mistakes are answered before torch is loaded: at once."""
+    """Mistakes are reported before torch is loaded."""
     ended = run_process("train", "--model.bonud", "none", "--run-dir", "x")
     assert ended.returncode == 2
     assert ended.stdout == ""

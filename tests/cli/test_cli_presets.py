@@ -1,4 +1,4 @@
-"""The presets are what they say: the paper's appendix field by field, matched budgets, and all of them train."""
+"""Presets: the paper's appendix field by field, matched budgets, and three training steps of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from quatsphere.cli.parser import resolve
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
-from quatsphere.config.presets import LITE_BUDGET, PRESETS
+from quatsphere.config.presets import LITE_BUDGET, PRESETS, load_preset
 from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters
 
@@ -34,7 +33,7 @@ APPENDIX: list[tuple[str, str, Any]] = [
     ("one-cycle", "optim.schedule", "one_cycle"),
     ("peak 1e-3", "optim.peak_lr", 1e-3),
     ("warm-up 10 %", "optim.warmup", 0.1),
-    ("div 10", "optim.div", 10.0),
+    ("div 10", "optim.initial_div", 10.0),
     ("final div 100", "optim.final_div", 100.0),
     ("position lr 5e-5", "optim.position_lr", 5e-5),
     ("bound logits x3", "optim.bound_lr_factor", 3.0),
@@ -62,7 +61,7 @@ APPENDIX: list[tuple[str, str, Any]] = [
     ("two rounds", "model.rounds", 2),
     ("alignment", "model.routing", "alignment"),
     ("sandwich", "model.transport", "sandwich"),
-    ("learned field", "model.field", "learned"),
+    ("learned field", "model.field_mode", "learned"),
     ("learned bound", "model.bound", "learned"),
     ("zero init", "model.zero_init", True),
     ("sphere", "model.layout", "sphere"),
@@ -71,7 +70,7 @@ APPENDIX: list[tuple[str, str, Any]] = [
     ("k by the budget", "model.neighbours", None),
     ("quaternion pooling", "model.pooling", "quaternion"),
 ]
-"""DESIGN section 6, "The appendix as config", and the choices of its section 3: phrase, field, value."""
+"""The paper's appendix "Default Configuration" and the choices of its method section: phrase, field, value."""
 OTHERS: dict[str, dict[str, Any]] = {
     "paper-cifar10": {"data.name": "cifar10"},
     "paper-cifar100": {"data.name": "cifar100", "optim.repulsion_neighbours": 16, "model.num_classes": 100},
@@ -85,8 +84,7 @@ BASELINE = {"model.attention_dropout": 0.0, "model.output_dropout": 0.0, "model.
 
 @functools.cache
 def preset(name: str) -> RunConfig:
-    config: RunConfig = resolve("train", ["--preset", name]).config
-    return config
+    return load_preset(name)
 
 
 def value(config: RunConfig, key: str) -> Any:
@@ -95,7 +93,7 @@ def value(config: RunConfig, key: str) -> Any:
 
 
 @pytest.mark.parametrize(("phrase", "key", "expected"), APPENDIX, ids=[phrase for phrase, _, _ in APPENDIX])
-def test_the_appendix_field_by_field(phrase: str, key: str, expected: Any) -> None:
+def test_paper_presets_match_the_appendix(phrase: str, key: str, expected: Any) -> None:
     for name in ("paper-cifar10", "paper-cifar100"):
         wanted = OTHERS[name].get(key, expected)
         assert value(preset(name), key) == wanted, f"{name}: the paper has {phrase}"
@@ -115,8 +113,8 @@ def test_what_each_paper_preset_changes(name: str) -> None:
             assert value(config, key) == expected
 
 
-def test_the_appendix_table_is_whole() -> None:
-    """Every number of the paper's appendix that DESIGN lists stands here once."""
+def test_the_appendix_table_is_complete() -> None:
+    """Each field occurs once, and every preset of the paper is listed."""
     assert len({key for _, key, _ in APPENDIX}) == len(APPENDIX)
     assert set(OTHERS) == {name for name in PRESETS if name.startswith("paper-")}
 
@@ -133,7 +131,7 @@ PARAMETERS = {
     "paper-resnet20": 269_722,
     "paper-linear": 96_010,
 }
-"""DESIGN section 6 (0.27M for ResNet-20); 90 more classes are 90 more rows of 256 weights and a bias."""
+"""The paper has 0.64M, 0.57M and 0.27M; 90 more classes are 90 more rows of 256 weights and a bias."""
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -142,7 +140,7 @@ def test_the_paper_presets_build(name: str) -> None:
 
 
 def train_three_steps(name: str, root: Path, command: Callable[..., Any], *more: str) -> None:
-    words = f"--preset {name} --data.name folder --data.root {root} --data.train_limit 6 --train.batch_size 2"
+    words = f"--preset {name} --data.name folder --data.root {root} --data.max_train_images 6 --train.batch_size 2"
     trained = command("train", *words.split(), "--train.epochs=1", "--run-dir=run", "--json", *more)
     assert trained.code == 0, trained.err
     result = json.loads(trained.out)
@@ -163,7 +161,7 @@ def test_every_preset_trains_three_steps(name: str, class_folder: Path, command:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("name", ["paper-cifar10", "paper-attention", "paper-resnet20"])
 def test_the_paper_presets_train_compiled(name: str, class_folder: Path, tmp_path: Path) -> None:
-    """In a process of its own: the check of shapes under pytest is nothing to compile."""
+    """In a separate process, because the shape checks under pytest cannot be compiled."""
 
     def command(*words: str) -> SimpleNamespace:
         line = [sys.executable, "-m", "quatsphere", *words]
@@ -173,7 +171,7 @@ def test_the_paper_presets_train_compiled(name: str, class_folder: Path, tmp_pat
     train_three_steps(name, class_folder, command)
 
 
-def test_lite_baselines_fill_the_budget_and_no_more() -> None:
+def test_lite_baselines_fill_the_budget_without_exceeding_it() -> None:
     assert parameters(preset("lite")) == LITE_BUDGET
     for name in ("lite-attention", "lite-flat"):
         model = build_model(preset(name).model)

@@ -1,4 +1,4 @@
-"""G17: random settings, sensible or not, give a configuration or one line; those that resolve build, and train."""
+"""Random settings, valid or not, give a configuration or one error line; valid ones build and train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quatsphere.cli.parser import MODEL_CONFIGS, known_fields
+from quatsphere.config.resolve import MODEL_CONFIGS, field_types
 
 ODD = ["", "x", "nan", ".inf", "-1", "1e400", "null", "[]", "{a: 1}", "!!python/object:os.x", "'", "\n", "0x1F", "true"]
 EXTREME = [0.0, 1.0, 1e-30, 1e5, 1e30, 1e300]
@@ -33,7 +33,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "optim.position_lr": st.sampled_from([-1.0, 0.0, 1e-3, 1.0]),
     "data.name": st.just("folder"),
     "data.image_size": st.sampled_from([8, 16]),
-    "data.train_limit": st.sampled_from([None, 4, 9]),
+    "data.max_train_images": st.sampled_from([None, 4, 9]),
     "train.epochs": st.just(1),
     "train.batch_size": st.sampled_from([1, 3, 15, 16]),
     "train.device": st.sampled_from(["auto", "cpu", "cpu:0", "meta", "nothing"]),
@@ -41,7 +41,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "train.threads": st.just(1),
     "train.tensorboard": st.just(False),
 }
-"""What is drawn for fields that decide how long a step takes; small, and now and then not allowed."""
+"""Values for fields that decide the cost of a step: small, some of them invalid."""
 SMALL: dict[str, Any] = {
     "model.base_vertices": 8, "model.shells": 2, "model.plane_rows": 2, "model.image_size": 8, "data.name": "folder",
     "data.image_size": 8, "train.epochs": 1, "train.batch_size": 4, "train.threads": 1,
@@ -56,7 +56,7 @@ Words = list[str]
 
 
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
-    """Values a field of this type could be given."""
+    """Values of a field of this type."""
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
     if get_origin(kind) is UnionType:
@@ -81,7 +81,7 @@ def spelled(value: Any) -> str:
 def commands(draw: st.DrawFn) -> Words:
     """Words of a train command: a small model, a handful of fields changed, sometimes to nonsense."""
     model = draw(st.sampled_from(sorted(MODEL_CONFIGS)))
-    fields = known_fields(model)
+    fields = field_types(model)
     chosen = {key: value for key, value in (SMALL | OWN[model]).items() if key in fields}
     for key in draw(st.lists(st.sampled_from(sorted(set(fields) - {"model.name", "data.root"})), max_size=6)):
         chosen[key] = draw(SENSIBLE.get(key, of_type(fields[key])))
@@ -93,8 +93,8 @@ def commands(draw: st.DrawFn) -> Words:
 
 
 def check(words: Words, command: Callable[..., Any]) -> bool:
-    """Whether the words resolve; a one-line error is fine, anything else is not."""
-    ended = command("train", *words, "--print_config")
+    """Return True if the words resolve; otherwise require a one-line error."""
+    ended = command("train", *words, "--print-config")
     if ended.code != 0:
         assert ended.code == 2, ended
         assert ended.out == ""
@@ -109,13 +109,13 @@ def check(words: Words, command: Callable[..., Any]) -> bool:
 
 @given(words=commands())
 @settings(max_examples=100)
-def test_random_settings_resolve_or_say_why(words: Words, command: Callable[..., Any]) -> None:
+def test_random_settings_resolve_or_fail_with_one_line(words: Words, command: Callable[..., Any]) -> None:
     check(words, command)
 
 
 @given(words=commands())
 @settings(max_examples=20)
-def test_random_models_run_or_say_why(words: Words, command: Callable[..., Any]) -> None:
+def test_random_models_are_described_or_fail_with_one_line(words: Words, command: Callable[..., Any]) -> None:
     resolved = check(words, command)
     looked = command("info", *words, "--json")
     assert looked.code in ((0, 2, 6) if resolved else (2,)), looked

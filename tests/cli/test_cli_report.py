@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quatsphere.config import RunConfig
-from quatsphere.study.plan import flat_settings
+from quatsphere.config.resolve import flat_settings
 
 Command = Callable[..., Any]
 SECTIONS = ("results", "predictions", "what-the-model-sees", "training", "diagnostics", "settings", "identity")
@@ -48,7 +48,7 @@ def test_a_report_of_a_run(reported: str, tiny_run: Path) -> None:
 
 def test_settings_that_differ_are_marked(reported: str) -> None:
     marked = set(re.findall(r'<tr class="marked"><th scope="row">([a-z_]+)</th>', reported))
-    assert {"dim", "heads", "base_vertices", "train_limit", "epochs"} <= marked
+    assert {"dim", "heads", "base_vertices", "max_train_images", "epochs"} <= marked
     assert "weight_decay" not in marked
 
 
@@ -112,7 +112,7 @@ def test_an_unfinished_run(tiny_run: Path, tmp_path: Path, command: Command) -> 
 
 def test_a_model_without_shells(command: Command, tmp_path: Path) -> None:
     words = ["--preset", "demo", "--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1"]
-    assert command("train", *words, "--data.train_limit", "64", "--run-dir", "r").code == 0
+    assert command("train", *words, "--data.max_train_images", "64", "--run-dir", "r").code == 0
     assert command("report", "r").code == 0
     page = page_of(tmp_path / "r")
     assert '<li class="card' in page

@@ -1,4 +1,4 @@
-"""Where a setting comes from: --preset < -c FILE < environment < command line; what comes out goes in again."""
+"""Order of sources: --preset < -c FILE < environment < command line; printed settings can be read back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from quatsphere.cli.parser import MODEL_CONFIGS, resolve
+from quatsphere.cli.train import make_parser
 from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config, RunConfig
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import MODEL_CONFIGS
 
 
 def config(*words: str) -> RunConfig:
-    resolved: RunConfig = resolve("train", list(words)).config
+    resolved: RunConfig = make_parser().parse_config(words).config
     return resolved
 
 
@@ -54,19 +55,19 @@ def test_several_files_are_read_in_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_print_config_goes_in_again(preset: str, tmp_path: Path, command: Callable[..., Any]) -> None:
+def test_printed_settings_can_be_read_back(preset: str, tmp_path: Path, command: Callable[..., Any]) -> None:
     words = ["--preset", preset, "--data.root", "a b: ü", "--optim.peak_lr", "3e-7", "--train.patience", "none"]
-    printed = command("train", *words, "--print_config")
+    printed = command("train", *words, "--print-config")
     assert printed.code == 0
     assert printed.err == ""
     again = ["-c", settings_file(tmp_path, printed.out)]
     assert config(*again) == config(*words)
-    assert command("train", *again, "--print_config").out == printed.out
+    assert command("train", *again, "--print-config").out == printed.out
     assert list(yaml.safe_load(printed.out)) == ["data", "model", "optim", "train"]
 
 
 @pytest.mark.parametrize("word", ["none", "None", "null", "NONE"])
-def test_nothing_is_written_none_or_null_everywhere(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_and_null_mean_no_value(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config("--train.patience", word).train.patience is None
     assert config(f"--train.patience={word}").train.patience is None
     assert config("-c", settings_file(tmp_path, f"train: {{patience: {word}}}")).train.patience is None
@@ -110,7 +111,7 @@ def test_a_choice_that_only_the_other_model_has_is_left_out(tmp_path: Path) -> N
     assert config("-c", path, "--model.name", "attention").model.routing == "uniform"
 
 
-def test_fields_of_another_model_say_whose_they_are(fails: Callable[..., str], tmp_path: Path) -> None:
+def test_fields_of_another_model_are_refused_with_its_name(fails: Callable[..., str], tmp_path: Path) -> None:
     fails(2, r"model 'qsv' has no field 'width' \(command line\); it belongs to 'resnet20'", "train", "--model.width=4")
     path = settings_file(tmp_path, "model: {name: resnet20, routing: uniform}")
     fails(2, r"model 'resnet20' has no field 'routing' \(.*settings.yaml\).*'qsv'", "train", "-c", path)
@@ -125,7 +126,7 @@ def test_the_short_flag_is_the_long_one(command: Callable[..., Any]) -> None:
         (["--deterministic", "false"], False),
         ([], False),
     ):
-        printed = command("train", *words, "--print_config").out
+        printed = command("train", *words, "--print-config").out
         assert yaml.safe_load(printed)["train"]["deterministic"] is expected, words
 
 

@@ -155,12 +155,18 @@ def test_missing_data_is_found_before_the_first_cell(
 
 
 def test_parsing_of_settings() -> None:
-    words = ["optim.peak_lr=4e-3", "train.epochs=2", "model.zero_init=false", "data.train_limit=none", "data.name=idx"]
+    words = [
+        "optim.peak_lr=4e-3",
+        "train.epochs=2",
+        "model.zero_init=false",
+        "data.max_train_images=none",
+        "data.name=idx",
+    ]
     assert parse_settings(words) == {
         "optim.peak_lr": 0.004,
         "train.epochs": 2,
         "model.zero_init": False,
-        "data.train_limit": None,
+        "data.max_train_images": None,
         "data.name": "idx",
     }
 

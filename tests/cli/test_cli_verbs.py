@@ -90,7 +90,7 @@ def flip(path: Path) -> None:
 
 
 def test_damaged_checkpoints(two_steps: Path, command: Command, fails: Command) -> None:
-    """FAULTS 21 and 22: fall back and say so; exit code 4 only when no good one is left."""
+    """A damaged checkpoint is replaced by an older one with a note; exit code 4 only if no good one is left."""
     older, newer = sorted((two_steps / "checkpoints").glob("step-*"))
     flip(newer / "state.safetensors")
     ended = command("train", "--run-dir=run", "--resume")
@@ -106,7 +106,7 @@ def test_damaged_checkpoints(two_steps: Path, command: Command, fails: Command) 
 
 
 def test_a_field_that_left_the_sphere_needs_repair(two_steps: Path, command: Command, fails: Command) -> None:
-    """FAULTS 26: refused unless --repair, which says what it renormalised."""
+    """Quaternions that are not of unit norm are refused unless --repair, which lists what it renormalised."""
     *_, newest = sorted((two_steps / "checkpoints").glob("step-*"))
     saved = load_checkpoint(newest)
     name = next(name for name in saved.weights if name.endswith(".base"))
@@ -164,7 +164,7 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
     from quatsphere.train.evaluation import predict_logits
     from quatsphere.train.load import open_run
 
-    dataset = load_dataset("digits", train_limit=64)
+    dataset = load_dataset("digits", max_train_images=64)
     trained = open_run(str(tiny_run))
     names = [f"{i}.png" for i in range(70)]
     for name, image in zip(names, dataset.test.images, strict=False):

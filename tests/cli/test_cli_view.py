@@ -120,7 +120,7 @@ def test_errors_are_one_line(tiny_run: Path, tmp_path: Path, fails: Command, com
     fails(2, r"no folder no/folder \(for v.html\); create it", "view", str(tiny_run), "-o", "no/folder/v.html")
     fails(2, "RUN; see --help", "view")
     words = ["--preset", "demo", "--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1"]
-    assert command("train", *words, "--data.train_limit", "64", "--run-dir", "plain").code == 0
+    assert command("train", *words, "--data.max_train_images", "64", "--run-dir", "plain").code == 0
     line = fails(2, "'resnet20' has no shells to look at; view a run of qsv or attention", "view", "plain")
     assert "Traceback" not in line
     assert not list(tmp_path.glob("*.html"))
@@ -161,7 +161,16 @@ def test_evidence_with_a_pool_weight_per_head(tiny: list[str], command: Command)
 
 def test_attention_has_weights_and_no_frames(command: Command, tmp_path: Path) -> None:
     words = ["--preset", "demo", "--model.name", "attention", "--model.dim", "16", "--model.heads", "2"]
-    small = ["--model.base_vertices", "8", "--model.shells", "2", "--train.epochs", "1", "--data.train_limit", "64"]
+    small = [
+        "--model.base_vertices",
+        "8",
+        "--model.shells",
+        "2",
+        "--train.epochs",
+        "1",
+        "--data.max_train_images",
+        "64",
+    ]
     assert command("train", *words, *small, "--run-dir", "r").code == 0
     assert command("view", "r").code == 0
     trace = read_trace(tmp_path / "r/view.safetensors")

@@ -63,7 +63,7 @@ def test_statistics_are_of_the_training_split(digits: Dataset) -> None:
 
 
 def test_fingerprint_ignores_settings_but_order_is_canonical(digits: Dataset) -> None:
-    limited = load_dataset("digits", train_limit=100, val_fraction=0.2, image_size=16)
+    limited = load_dataset("digits", max_train_images=100, val_fraction=0.2, image_size=16)
     assert limited.fingerprint == digits.fingerprint
     assert limited.train.images.shape == (100, 1, 16, 16)
     assert torch.equal(torch.bincount(limited.train.labels), torch.full((10,), 10))
@@ -76,7 +76,7 @@ def test_fingerprint_is_stable(digits: Dataset) -> None:
 
 
 def test_limited_training_images_are_a_subset(digits: Dataset) -> None:
-    limited = load_dataset("digits", train_limit=50)
+    limited = load_dataset("digits", max_train_images=50)
     assert rows(limited.train.images) < rows(digits.train.images)
     assert torch.equal(limited.test.images, digits.test.images)
     assert torch.equal(limited.val.images, digits.val.images)
@@ -95,8 +95,8 @@ def test_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "xyz"}, "choose from digits"),
         ({"val_fraction": 1.0}, r"val_fraction must lie in \[0, 1\)"),
         ({"test_fraction": float("nan")}, "test_fraction must lie"),
-        ({"train_limit": 3}, "nearest legal value 10"),
-        ({"train_limit": 0}, "train_limit must be >= 1"),
+        ({"max_train_images": 3}, "nearest legal value 10"),
+        ({"max_train_images": 0}, "max_train_images must be >= 1"),
         ({"image_size": 0}, "image_size must be >= 1"),
         ({"skip_bad": -1}, "skip_bad must be >= 0"),
     ],

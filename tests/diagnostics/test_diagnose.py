@@ -162,7 +162,7 @@ def test_graph_metrics_ignore_the_vertex_itself(found: dict[str, dict[str, Any]]
 
 def test_a_frozen_identity_field(digits: Dataset) -> None:
     only = ["spread", "bound", "heads", "drift"]
-    seen = diagnose(build("qsv", field="frozen_identity"), digits, images=4, seed=3, only=only)
+    seen = diagnose(build("qsv", field_mode="frozen_identity"), digits, images=4, seed=3, only=only)
     assert seen["spread"] == {"orientation": [0, 0, 0], "score": [0, 0, 0]}
     assert seen["heads"]["similarity"] == [1, 1]
     assert seen["bound"] == {"absent": "the field is not perturbed"}
@@ -231,7 +231,7 @@ def test_effects_of_transport_are_differences(digits: Dataset) -> None:
 
 
 def test_transport_has_no_effect_on_an_aligned_field(digits: Dataset) -> None:
-    section = diagnose(perturbed(field="frozen_identity"), digits, images=20, only=["transport"])["transport"]
+    section = diagnose(perturbed(field_mode="frozen_identity"), digits, images=20, only=["transport"])["transport"]
     assert all(abs(effect["nll"]) < 1e-5 for effect in (*section["heads"], *section["steps"], section["all"]))
     assert "absent" in diagnose(perturbed(transport="identity"), digits, images=4, only=["transport"])["transport"]
 

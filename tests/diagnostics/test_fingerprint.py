@@ -12,7 +12,7 @@ from quatsphere.models import create_model
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset("digits", train_limit=64)
+    return load_dataset("digits", max_train_images=64)
 
 
 def compare(digits: Dataset, field_init: str) -> dict[str, dict[str, object]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from literal import literal, stirred
+from helpers.literal_model import literal, stirred
 from measures import relative_error
 from torch import Tensor
 

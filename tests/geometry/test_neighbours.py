@@ -95,8 +95,8 @@ def test_graphs_without_scipy_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("count", [8, 400, 600])
-def test_a_vertex_that_is_nowhere_does_not_stop_the_search(count: int) -> None:
-    """Whoever asks for finite positions says so in its own words; here the shape is right and indices are valid."""
+def test_nan_positions_do_not_stop_the_search(count: int) -> None:
+    """Callers check that positions are finite; here the shape is right and indices are valid."""
     positions = sphere.fibonacci_sphere(count)
     positions[3] = torch.nan
     for pair in ((positions, sphere.fibonacci_sphere(count)), (sphere.fibonacci_sphere(count), positions)):

@@ -177,7 +177,7 @@ def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         root = Path(folder)
         pixels = np.random.default_rng(0).integers(0, 255, (12, 8, 8))
         write_idx(root / "data", pixels, np.arange(12) % 2)
-        data = DataConfig(name="idx", root=str(root / "data"), val_fraction=0.2, test_fraction=0.2, train_limit=4)
+        data = DataConfig(name="idx", root=str(root / "data"), val_fraction=0.2, test_fraction=0.2, max_train_images=4)
         schedule = (
             OptimConfig(repulsion_every=3, repulsion_until=1.0),
             TrainConfig(epochs=2, batch_size=2, patience=None, threads=1),

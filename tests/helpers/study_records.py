@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quatsphere.study.plan import cell_config, flat_settings
+from quatsphere.config.resolve import flat_settings
+from quatsphere.study.plan import cell_config
 from quatsphere.study.scales import SCALES
 from quatsphere.study.variants import VARIANTS
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from quatsphere.cli import main
 from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.train import Progress, Reporter, train
-from quatsphere.train.provenance import config_to_dict
 
 TIMES = ("seconds", "images_per_second", "epoch_start", "commit")
 """Fields that may differ between equal runs; the commit may change while a test runs."""
@@ -36,7 +36,7 @@ def tiny_config(
     """Configuration with three epochs of four steps of 16 images; every group can be changed."""
     return RunConfig(
         DataConfig(
-            **{"name": "digits", "train_limit": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
+            **{"name": "digits", "max_train_images": 64, "val_fraction": 0.05, "test_fraction": 0.05, "crop_pad": 1}
             | (data or {})
         ),
         QSVConfig(

@@ -1,4 +1,4 @@
-"""Every backend equals the oracle: values and all gradients, every routing x transport x keep mask."""
+"""Every backend equals the reference: values and all gradients, every routing x transport x keep mask."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+from helpers.kernel_inputs import assert_equal, make_problem
 from hypothesis import given
 from hypothesis import strategies as st
-from measures import relative_error
-from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
@@ -19,68 +18,6 @@ from quatsphere.kernels import AttentionInputs, backends_on, quaternion_attentio
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 FAST = [name for name in backends_on("cpu") if name != "reference"]
-DIFFERENTIABLE = ("target_field", "source_field", "features", "beta", "target_directions", "source_directions")
-
-
-def make_problem(
-    seed: int,
-    sizes: tuple[int, int, int, int, int, int],
-    routing: str = "alignment",
-    transport: str = "sandwich",
-    keep: bool = False,
-    graph: Tensor | None = None,
-) -> AttentionInputs:
-    """A random float64 problem; sizes are (B, T, S, k, H, Q)."""
-    B, T, S, k, H, channels = sizes
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    if graph is None:
-        graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)])
-    mask = torch.rand(B, T, k, H, generator=generator, dtype=torch.float64) > 0.3
-    return AttentionInputs(
-        Q.normalize(normal(B, T, H, 4)),
-        Q.normalize(normal(B, S, H, 4)),
-        normal(B, S, H, channels, 4),
-        graph,
-        normal(H).abs() + 0.1,
-        routing,
-        transport,
-        mask if keep else None,
-        sphere.directions(normal(T, 3)),
-        sphere.directions(normal(S, 3)),
-        1 / 0.7,
-    )
-
-
-def run(problem: AttentionInputs, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and all gradients of a fixed scalar of it, by name."""
-    leaves = {name: getattr(problem, name).to(dtype).requires_grad_() for name in DIFFERENTIABLE}
-    out = quaternion_attention(
-        **leaves,
-        neighbours=problem.neighbours,
-        routing=problem.routing,
-        transport=problem.transport,
-        keep=problem.keep,
-        keep_scale=problem.keep_scale,
-        backend=backend,
-    )
-    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-    gradients = torch.autograd.grad((out * probe).sum(), list(leaves.values()), allow_unused=True)
-    found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None and bool(g.abs().max() > 0)}
-    return {"output": out.detach(), **found}
-
-
-def assert_equal(problem: AttentionInputs, backend: str) -> None:
-    exact = run(problem, "reference", torch.float64)
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        fast = run(problem, backend, dtype)
-        for name, expected in exact.items():
-            if expected.abs().max() < 1e-12:  # cancels exactly in the mathematics, rounding noise in numbers
-                continue
-            assert relative_error(fast[name], expected) < tolerance, (name, dtype)
 
 
 @pytest.mark.parametrize("backend", FAST)
@@ -167,7 +104,7 @@ def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("backend", FAST)
 def test_quaternions_of_any_length(transport: str, backend: str) -> None:
-    """The paper's equation, whether quaternions are unit or not: every power of |q|² in the gradients."""
+    """Also for quaternions that are not unit: every power of |q|² in the gradients is correct."""
     problem = make_problem(3, (2, 6, 7, 3, 5, 3), "alignment", transport)
     lengths = torch.linspace(0.5, 2.0, 5, dtype=torch.float64)[:, None]
     fields = problem.target_field * lengths, problem.source_field * lengths.flip(0)

@@ -15,7 +15,9 @@ from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
 @pytest.fixture
 def graph() -> Tensor:
-    return torch.tensor([[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]])  # source 4 of 5 has no listener, 3 twice one
+    return torch.tensor(
+        [[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]]
+    )  # source 4 has no target, 3 is listed twice by one
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -24,7 +26,7 @@ def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def dense(weights: Tensor, graph: Tensor, sources: int) -> Tensor:
-    """(B, T, k, H) -> (B, H, T, S) with repeated neighbours added up."""
+    """(B, T, k, H) -> (B, H, T, S) summing over repeated neighbours."""
     B, T, k, H = weights.shape
     matrix = torch.zeros(B, H, T, sources, dtype=weights.dtype)
     for t in range(T):
@@ -36,11 +38,11 @@ def dense(weights: Tensor, graph: Tensor, sources: int) -> Tensor:
 def test_against_dense_matrices(graph: Tensor) -> None:
     weights, target, source = tensors((2, 5, 2, 3), (2, 5, 3, 4), (2, 5, 3, 4))
     matrix = dense(weights, graph, 5)
-    heard = torch.einsum("bhts,bshc->bthc", matrix, source)
-    told = torch.einsum("bhts,bthc->bshc", matrix, target)
+    gathered = torch.einsum("bhts,bshc->bthc", matrix, source)
+    scattered = torch.einsum("bhts,bthc->bshc", matrix, target)
     every = torch.einsum("bthc,bshc->btsh", target, source)
-    assert torch.allclose(gather_sum(weights, source, graph), heard)
-    assert torch.allclose(scatter_sum(weights, target, graph, 5), told)
+    assert torch.allclose(gather_sum(weights, source, graph), gathered)
+    assert torch.allclose(scatter_sum(weights, target, graph, 5), scattered)
     for t in range(5):
         assert torch.allclose(edge_dot(target, source, graph)[:, t], every[:, t, graph[t]])
 
@@ -57,7 +59,7 @@ def test_gradients_of_first_and_second_order(graph: Tensor) -> None:
         assert gradgradcheck(function, arguments)
 
 
-def test_torch_accepts_the_operators(graph: Tensor) -> None:
+def test_operators_pass_opcheck(graph: Tensor) -> None:
     weights, target, source = tensors((1, 5, 2, 2), (1, 5, 2, 3), (1, 5, 2, 3))
     operators = torch.ops.quatsphere
     for operator, arguments in (
@@ -97,8 +99,8 @@ def test_resampling_is_differentiable_and_linear() -> None:
 
 @pytest.mark.parametrize("width", [3, 8, 13])
 @pytest.mark.parametrize("backend", ["auto", "factored"])
-def test_the_gated_residual_is_what_it_says(backend: str, width: int) -> None:
-    """update + gate * interp(x), values and the gradients of all three, also where the gate has closed."""
+def test_gated_residual_equals_its_formula(backend: str, width: int) -> None:
+    """update + gate * interp(x), values and all three gradients, also for a closed gate."""
     update, x = tensors((2, 3, width), (2, 5, width))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2]]), torch.tensor([[0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
     for number in (0.7, 0.0):
@@ -110,7 +112,7 @@ def test_the_gated_residual_is_what_it_says(backend: str, width: int) -> None:
 
 
 @pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
-def test_the_compiled_resampling_keeps_torch_s_rules() -> None:
+def test_compiled_resampling_passes_opcheck() -> None:
     x, g = tensors((2, 5, 3), (2, 4, 3))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2], [4, 0]]), torch.rand(4, 2, dtype=torch.float64)
     torch.library.opcheck(numba_cpu_resample.resample, (x, indices, weights))

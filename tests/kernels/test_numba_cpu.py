@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.kernel_inputs import assert_equal, make_problem, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measures import relative_error
-from test_equality import assert_equal, make_problem, run
 
 from quatsphere.kernels import backends, numba_cpu
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS

@@ -1,4 +1,4 @@
-"""What the coupled kernel is, mathematically; each statement for every backend, in float64."""
+"""Mathematical properties of the coupled kernel, for every backend, in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_equality import make_problem
+from helpers.kernel_inputs import make_problem
 from torch import Tensor
 
 from quatsphere.geometry import quaternion as Q
@@ -62,7 +62,7 @@ def test_kernel_equivariant_to_right_gauge(routing: str, backend: str) -> None:
 
 @every_backend
 def test_double_cover(backend: str) -> None:
-    """q_i -> -q_i: transport and absolute routing do not see it, alignment routing flips its score."""
+    """q_i -> -q_i: transport and absolute routing are invariant, alignment routing flips its score."""
     problem = make_problem(2, SIZES)
     flip = torch.where(torch.arange(8) % 2 == 0, 1.0, -1.0).double()[None, :, None, None]
     flipped = problem.target_field * flip

@@ -1,4 +1,4 @@
-"""Forward mode, `torch.func` and second derivatives through the default backend: right, and never silently zero."""
+"""Forward mode, `torch.func` and second derivatives of the default backend are correct and never silently zero."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unit(*shape: int) -> Tensor:
 
 
 def kernel(routing: str, transport: str) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    """The kernel as a function of all that has a gradient."""
+    """The kernel as a function of all differentiable inputs."""
     keep = torch.arange(B * T * 2 * H).reshape(B, T, 2, H) % 5 > 0
 
     def call(target: Tensor, source: Tensor, features: Tensor, beta: Tensor, here: Tensor, there: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def test_forward_mode_of_every_kernel(routing: str, transport: str) -> None:
 
 @pytest.mark.parametrize("name", [*OPERATIONS, "step"])
 def test_second_derivatives(name: str) -> None:
-    """Double backward in the usual way; the slope of the fused gradient is what it must be."""
+    """Double backward equals the slope of the fused gradient."""
     function, inputs = (step, WHOLE) if name == "step" else OPERATIONS[name]
     probe = numbers(*flat(function(*inputs)).shape)
 
@@ -182,7 +182,7 @@ def test_transforms_of_transforms(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_gradient_taken_in_forward_mode(name: str) -> None:
-    """The graph is of fused operators, its gradient is asked for with a tangent: linear, so the tangent's gradient."""
+    """The gradient of fused operators taken with a tangent is linear in it: equal to the gradient of the tangent."""
     function, inputs = OPERATIONS[name]
     leaves = [x.clone().requires_grad_() for x in inputs]
     out = flat(function(*leaves))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_equality import make_problem
+from helpers.kernel_inputs import make_problem
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import backends, triton_gpu

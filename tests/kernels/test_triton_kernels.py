@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernel_inputs import DIFFERENTIABLE, make_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measures import relative_error
-from test_equality import DIFFERENTIABLE, make_problem
 from torch import Tensor
 
 from quatsphere.geometry import sphere

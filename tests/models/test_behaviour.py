@@ -1,11 +1,11 @@
-"""Models from outside: traces, errors, dropout keys, custom layouts, overfitting real images."""
+"""Behaviour of models: traces, errors, dropout keys, custom layouts, overfitting real images."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_variants import SMALL
+from helpers.variants import SMALL
 from torch import Tensor
 
 from quatsphere import create_model
@@ -85,7 +85,7 @@ def test_dropout_follows_the_keys_and_not_the_batch() -> None:
     assert torch.equal(first, model(images))
 
 
-def test_a_layout_of_ones_own() -> None:
+def test_custom_layout() -> None:
     torch.manual_seed(0)
     cloud = [sphere.directions(torch.randn(n, 3)) * r for n, r in ((20, 1.0), (20, 0.8), (30, 0.5))]
     layout = Layout([Shell(points, True) for points in cloud], [5, 5, 6], "geometric")
@@ -95,7 +95,7 @@ def test_a_layout_of_ones_own() -> None:
     model(torch.rand(2, 3, 32, 32)).sum().backward()
 
 
-def test_positions_that_move_change_the_graph_without_being_told() -> None:
+def test_graph_follows_moved_positions() -> None:
     model = create_model("qsv", **SMALL).eval()
     before = model.layout.cross[0].neighbours
     with torch.no_grad():
@@ -111,9 +111,9 @@ def test_state_dict_round_trip() -> None:
     assert torch.equal(one(images), two(images))
 
 
-def test_panoramas_do_not_feel_the_seam() -> None:
+def test_wrap_is_exact_for_rotated_panoramas() -> None:
     """With `wrap`, turning the image by a whole number of pixels is sampled exactly as turned coordinates."""
-    model = create_model("qsv", **SMALL, wrap=True).eval()
+    model = create_model("qsv", **SMALL, wrap_longitude=True).eval()
     images = torch.rand(1, 3, 16, 16)
     coords = model.layout.image_coords()
     turned = coords + torch.tensor([2 * 4 / 16, 0.0])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_variants import ATTENTION_VARIANTS, QSV_VARIANTS
+from helpers.variants import ATTENTION_VARIANTS, QSV_VARIANTS
 
 COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 pytestmark = pytest.mark.skipif(
@@ -76,7 +76,7 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(name: str, overrides: dict[str, Any], cache: Path) -> None:
-    """Forward to 1e-5, gradients to 1e-4 of their largest value; nothing where the task loss reaches nothing."""
+    """Forward to 1e-5, gradients to 1e-4 of their largest value; zero for unreachable parameters."""
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([name, overrides])],
         capture_output=True,

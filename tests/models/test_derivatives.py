@@ -97,7 +97,7 @@ def test_hessian_both_ways(subject: Subject) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
 def test_half_precision_models_train_and_infer(name: str, dtype: torch.dtype) -> None:
-    """`.bfloat16()` and `.half()`: every part runs, forth and back, and says about what float32 says."""
+    """`.bfloat16()` and `.half()`: forward and backward of every part run and are close to float32."""
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
     exact = build(name)
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_variants import SMALL
+from helpers.variants import SMALL
 
 from quatsphere import create_model
 
@@ -38,7 +38,7 @@ def heads_that_meet(*, pooled: bool = False, **changes: object) -> torch.Tensor:
         {"routing": "uniform", "transport": "lower"},
     ],
 )
-def test_heads_meet_through_the_field(changes: dict[str, object]) -> None:
+def test_the_perturbed_field_connects_heads(changes: dict[str, object]) -> None:
     assert heads_that_meet(**changes).all()
 
 
@@ -46,16 +46,16 @@ def test_heads_meet_through_the_field(changes: dict[str, object]) -> None:
     "changes",
     [OFF, {"field": "frozen_random"}, {"field": "static"}, OFF | {"transport": "projected"}],
 )
-def test_and_nowhere_else(changes: dict[str, object]) -> None:
+def test_heads_stay_separate_without_a_perturbed_field(changes: dict[str, object]) -> None:
     """Without data-dependent quaternions the heads are networks side by side until the pooling."""
     assert torch.equal(heads_that_meet(**changes), torch.eye(SMALL["heads"], dtype=torch.bool))
 
 
-def test_unless_a_linear_layer_mixes_them() -> None:
+def test_head_mixing_connects_heads() -> None:
     assert heads_that_meet(**OFF, head_mixing="linear").all()
 
 
-def test_but_in_the_pooling() -> None:
+def test_pooling_connects_heads() -> None:
     """Its score sums over all heads, so a head of the pooled vector depends on every head; a mean keeps them apart."""
     assert heads_that_meet(pooled=True, **OFF).all()
     apart = heads_that_meet(pooled=True, pooling="mean", **OFF)

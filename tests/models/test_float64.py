@@ -1,4 +1,4 @@
-"""The whole model in float64 against the paper's equations, constants and all: equal to rounding."""
+"""The whole model in float64 equals the paper's equations up to rounding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from literal import literal, stirred
+from helpers.literal_model import literal, stirred
 from measures import relative_error
 
 

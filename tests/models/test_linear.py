@@ -1,4 +1,4 @@
-"""Softmax regression on the first shell's samples: the same samples as QSV's patch embedding, and nothing else."""
+"""Softmax regression on the first shell's samples: the same samples as QSV's patch embedding."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_kernel_parameters_against_attention_projections() -> None:
     assert round(projections / 87_040) == 15
 
 
-def test_what_the_kernels_count_leaves_out() -> None:
+def test_kernel_count_excludes_the_perturbation_networks() -> None:
     """The perturbation networks make the quaternions: 73 % of the model, and with those of the same five steps 3.1x."""
     model = create_model("qsv")
     perturbation = model.parameter_parts()["perturbation"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from literal import DEMO, stirred
+from helpers.literal_model import DEMO, stirred
 from measures import relative_error
 from torch import Tensor, nn
 
@@ -18,10 +19,14 @@ from quatsphere.config import DataConfig, QSVConfig, RunConfig, TrainConfig, che
 from quatsphere.data import load_dataset
 from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.interventions import transport_off
-from quatsphere.diagnostics.traced_model import steps_of
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
+from quatsphere.models.steps import model_steps
 from quatsphere.nn import extensions
+from quatsphere.study.isolation import state_differences
+from quatsphere.study.plan import cell_config
+from quatsphere.study.scales import SCALES
+from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
 from quatsphere.train import train
 
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -123,7 +128,7 @@ def test_a_trace_has_the_weights_of_the_rule() -> None:
 def test_interventions_reach_a_registered_transport() -> None:
     model, identity = stirred(transport="literal").double(), stirred(transport="identity").double()
     before, every = model(IMAGES), torch.ones(4, dtype=torch.bool)
-    with transport_off(steps_of(model), every):
+    with transport_off(model_steps(model), every):
         assert relative_error(model(IMAGES), identity(IMAGES)) < 1e-12
     assert torch.equal(model(IMAGES), before)
 
@@ -138,9 +143,19 @@ def test_every_section_of_a_diagnosis() -> None:
 
 def test_it_trains(tmp_path: Path) -> None:
     model = QSVConfig(routing="sharpened", transport="scaled", dim=32, heads=2, base_vertices=16, shells=2)
-    data = DataConfig(train_limit=64, crop_pad=0, flip=False, trivial_augment=False)
+    data = DataConfig(max_train_images=64, crop_pad=0, flip=False, trivial_augment=False)
     result = train(RunConfig(data=data, model=model, train=TrainConfig(epochs=1, batch_size=32)), tmp_path / "run")
     assert 0 <= result["test"]["accuracy"] <= 1
+
+
+def test_a_row_of_an_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Variant("Sharpened", {"model.routing": "sharpened"}, state=AllowedStateChange(adds=("*.routing.rule.*",)))
+    monkeypatch.setitem(VARIANTS, "sharpened", row)
+    full, ours = (
+        cell_config(SCALES["smoke"], "digits", name, 1, data_root=None, settings={}) for name in ("full", "sharpened")
+    )
+    assert ours.model == dataclasses.replace(full.model, routing="sharpened")
+    assert not list(state_differences(ours, full, row.state, load_dataset("digits")))
 
 
 COMPILED = """

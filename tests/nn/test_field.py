@@ -1,4 +1,4 @@
-"""The quaternion field: unit, identity perturbation at the start with a living gradient, bounded, commuting."""
+"""The quaternion field: unit, bounded, starts at its base with a nonzero gradient, commutes with interpolation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(dtype: torch.dtype = torch.float64, **changes: object) -> tuple[Perturb
     return Perturbation(32, 4, **changes).to(dtype), source, target  # type: ignore[arg-type]
 
 
-def test_field_is_its_base_at_the_start_and_the_gradient_lives() -> None:
+def test_field_starts_at_its_base_with_a_nonzero_gradient() -> None:
     network, shell, _ = make()
     tokens = torch.randn(2, 6, 32, dtype=torch.float64)
     field, _ = network.fields(tokens, shell, shell, None)
@@ -50,7 +50,7 @@ def test_bound_at_zero_logit_and_its_range() -> None:
 
 
 def test_first_layer_commutes_with_interpolation() -> None:
-    """Values and gradients: resample the tokens, or resample what the first layer makes of them."""
+    """Values and gradients: resample the tokens, or the output of the first layer."""
     network, source, target = make(zero_init=False)
     mixing = Mixing(*index_resampling(6, 9, torch.float64))
     tokens = torch.randn(2, 6, 32, dtype=torch.float64, requires_grad=True)

@@ -52,7 +52,7 @@ def test_variance_is_kept_and_the_ffn_starts_small() -> None:
 
 
 def test_weights_without_gradients_follow_the_layers() -> None:
-    """Kept between calls, made again after any step, load, change behind autograd's back or change of type."""
+    """Cached between calls; recomputed after a step, a load, a change through `.data` or a change of dtype."""
     ffn, post, other = HamiltonFFN(2, 3), HamiltonLinear(2, 3, 3), HamiltonFFN(2, 3)
 
     def kept_and_fresh() -> tuple[torch.Tensor, torch.Tensor]:

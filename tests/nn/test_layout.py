@@ -1,4 +1,4 @@
-"""Layouts: radii exact, graphs rebuilt when and only when positions move, any point set welcome."""
+"""Layouts: exact radii, graphs rebuilt exactly when positions change, any point set."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_interpolation_weights_follow_the_precision(resample: nb.Resample) -> No
     assert "cross.0.resample_weights" not in layout.state_dict()
 
 
-def test_plane_is_frozen_and_looks_where_it_lies() -> None:
+def test_plane_is_frozen_and_samples_at_its_positions() -> None:
     layout = Layout(plane_shells(32, 3, 8))
     assert not list(layout.parameters())
     assert layout.image_coords().abs().max() < 1

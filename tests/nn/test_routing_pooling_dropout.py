@@ -107,7 +107,7 @@ def test_pooling_has_the_gradient_of_its_plain_form() -> None:
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_pooling_under_autocast(stored: torch.dtype) -> None:
-    """Products in bfloat16, a gradient of the tokens' own kind."""
+    """Products in bfloat16, a gradient in the dtype of the tokens."""
     torch.manual_seed(0)
     tokens = torch.randn(2, 5, 8).to(stored).requires_grad_()
     axis = torch.randn(8).to(stored)

@@ -1,4 +1,4 @@
-"""Adam on S³: its theorems, its twin in flat space, its state."""
+"""Adam on S³: equivariance, agreement with torch's Adam in flat space, state."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_coincident_and_antipodal_vertices_stay_finite() -> None:
         assert torch.equal(still, points)
 
 
-def test_repulsion_happens_when_it_is_due() -> None:
+def test_repulsion_runs_at_its_interval() -> None:
     config = OptimConfig()
     for step, total, moves in ((0, 100, True), (5, 100, False), (10, 100, True), (40, 100, False)):
         shell = sphere.fibonacci_sphere(32)
@@ -121,8 +121,8 @@ def test_arms_of_the_optimisation_section() -> None:
     assert torch.allclose(model.fields[0].base.norm(dim=-1), torch.ones(()))
 
 
-def test_a_step_raises_the_version_of_what_it_moved() -> None:
-    """Graphs and projections know by it that positions are no longer where they were."""
+def test_a_step_increments_the_version_of_moved_tensors() -> None:
+    """Graphs and projections detect moved positions by it."""
     model, optimisers = make()
     model(torch.rand(2, 3, 16, 16)).sum().backward()
     before = {name: (parameter._version, parameter.detach().clone()) for name, parameter in model.named_parameters()}
@@ -180,8 +180,8 @@ def test_state_tensors_round_trip() -> None:
 
 
 @pytest.mark.parametrize("count", [96, 256])
-def test_no_vertex_is_thrown_across_the_sphere(count: int) -> None:
-    """Near equilibrium the median force all but vanishes; without the limit one step was 88 and 177 degrees long."""
+def test_no_vertex_moves_further_than_half_the_spacing(count: int) -> None:
+    """Near equilibrium the median force almost vanishes; without the limit one step was 88 and 177 degrees."""
     positions = sphere.fibonacci_sphere(count, 1.0)
     spacing, farthest = math.sqrt(4 * math.pi / count), 0.0
     for step in range(100):

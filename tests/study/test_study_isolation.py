@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
+from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.study.isolation import find_differences
 from quatsphere.study.plan import Cell, cell_config, make_config
-from quatsphere.study.plan import flat_settings as flat
 from quatsphere.study.scales import SCALES
 from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
 
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset("digits", train_limit=64)
+    return load_dataset("digits", max_train_images=64)
 
 
 def cell_of(row: str, seed: int = 1, **more: Any) -> Cell:
     """A smoke cell with settings beyond those its row changes."""
     config = cell_config(SCALES["smoke"], "digits", row, seed, data_root=None, settings={})
     changes = {key.replace("__", "."): value for key, value in more.items()}
-    return Cell("digits", row, seed, make_config({**flat(config), **changes}))
+    return Cell("digits", row, seed, make_config({**flat_settings(config), **changes}))
 
 
 @pytest.mark.parametrize("row", VARIANTS)

@@ -9,9 +9,10 @@ import pytest
 
 from quatsphere.config import AttentionConfig, QSVConfig
 from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import flat_settings
 from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import attention_parameters, solve_width
-from quatsphere.study.plan import PLANS, cell_config, flat_settings, parameter_count, plan_cells, reference_of
+from quatsphere.study.plan import PLANS, cell_config, parameter_count, plan_cells, reference_of
 from quatsphere.study.scales import LITE_SIZE, SCALES
 from quatsphere.study.variants import VARIANTS, find_variant
 
@@ -156,7 +157,7 @@ def test_stages_of_the_curve_run_one_after_the_other() -> None:
     assert lengths[:45] == [2] * 45
     assert lengths[45:90] == [6] * 45
     assert [cell.seed for cell in cells[:45]] == [seed for seed in (42, 1, 2, 3, 4) for _ in range(9)]
-    assert all(cell.config.train.epochs == cell.epochs and cell.config.data.train_limit is None for cell in cells)
+    assert all(cell.config.train.epochs == cell.epochs and cell.config.data.max_train_images is None for cell in cells)
 
 
 def test_cell_names_contain_the_length() -> None:

@@ -20,7 +20,7 @@ from quatsphere.train.evaluation import unpack_indices
 from quatsphere.train.run import load_data
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-SHORT = {"train.epochs": 1, "data.train_limit": 64}
+SHORT = {"train.epochs": 1, "data.max_train_images": 64}
 
 
 def short_cells(*only: str, **settings: Any) -> list[Cell]:
@@ -103,7 +103,7 @@ def test_setting_missing_in_a_record_counts_as_default(results: Results, in_proc
     run_plan("smoke", cells, results, in_process)
     row = results.read("digits.full.s1")
     assert row is not None
-    del row["config"]["model.wrap"]
+    del row["config"]["model.wrap_longitude"]
     results.write("digits.full.s1", row)
     assert run_plan("smoke", cells, results, in_process).skipped == 1
 

@@ -33,7 +33,7 @@ LONGEST = 0.8
 """Maximum lifetime of a runner in seconds: too short for all cells, long enough for some."""
 
 
-SHORT = {"data.train_limit": 64}
+SHORT = {"data.max_train_images": 64}
 """Settings of the cells that are killed: four steps each."""
 
 

@@ -29,7 +29,7 @@ from quatsphere.study.time_estimate import (
 
 
 def lite_cells(*only: str, **settings: Any) -> list[Any]:
-    changes = {"train.epochs": 10, "data.train_limit": 15_000}
+    changes = {"train.epochs": 10, "data.max_train_images": 15_000}
     return plan_cells(PLANS["lite"], seeds=[42], only=[f"cifar10.{row}.s42" for row in only], settings=changes)
 
 
@@ -39,7 +39,7 @@ def speed_row(row: str, speed: float) -> dict[str, Any]:
 
 def test_images_of_a_cell() -> None:
     (cell,) = plan_cells(PLANS["lite"], only=["cifar10.full.s42"], settings={"train.epochs": 2})
-    assert images_of(cell) == 2 * min(45_000, cell.config.data.train_limit or 45_000)
+    assert images_of(cell) == 2 * min(45_000, cell.config.data.max_train_images or 45_000)
     (part,) = plan_cells(PLANS["lite"], only=["cifar100-part.full.s42"])
     assert images_of(part) == part.config.train.epochs * 9_000
 

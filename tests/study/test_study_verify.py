@@ -19,7 +19,7 @@ from quatsphere.train.evaluation import pack_indices, unpack_indices
 pytestmark = pytest.mark.usefixtures("unchecked")
 CELL = "digits.full.s1"
 PUBLISHED = Path(__file__).parents[2] / "results"
-SHORT = {"train.epochs": 1, "data.train_limit": 64}
+SHORT = {"train.epochs": 1, "data.max_train_images": 64}
 
 
 @pytest.fixture

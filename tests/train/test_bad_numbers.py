@@ -137,7 +137,7 @@ def test_crashed_run_can_be_resumed(models: list[Model], tmp_path: Path, monkeyp
 
 
 def test_divergence_has_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = as_words(config(optim={"peak_lr": 1e6, "div": 1.0}), tmp_path / "run")
+    words = as_words(config(optim={"peak_lr": 1e6, "initial_div": 1.0}), tmp_path / "run")
     assert main(words) == 5
     messages = capsys.readouterr().err.strip().splitlines()[-1]
     assert messages.startswith("quatsphere: error: ")
@@ -148,7 +148,7 @@ def test_divergence_has_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_fp16_stops_when_every_scale_overflows(models: list[Model], tmp_path: Path) -> None:
     """An overflow skips a step and halves the scale; a gradient that never fits must not skip steps for ever."""
-    few = {"train_limit": 20, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 20, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = config(precision="fp16", epochs=20, batch_size=10, checkpoint_steps=None, data=few)
     reporter = ActAfterStep(2, lambda: _spoil_gradient(models[0].classifier.bias))
     with pytest.raises(NumericsError, match="a gradient overflows fp16 at every scale"):

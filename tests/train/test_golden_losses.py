@@ -37,7 +37,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "geometric": qsv(routing="geometric"),
     "transport identity": qsv(transport="identity"),
     "both off": qsv(routing="uniform", transport="identity"),
-    "frozen random": qsv(field="frozen_random"),
+    "frozen random": qsv(field_mode="frozen_random"),
     "on the plane": qsv(layout="plane", plane_rows=8),
     "attention": ATTENTION,
     "flat attention": dataclasses.replace(ATTENTION, layout="plane"),

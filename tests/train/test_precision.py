@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def three_steps(**more: Any) -> dict[str, Any]:
-    few = {"train_limit": 30, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 30, "val_fraction": 0.02, "test_fraction": 0.02}
     return {"epochs": 1, "batch_size": 10, "data": few} | more
 
 

@@ -13,9 +13,10 @@ from helpers.tiny_runs import tiny_config
 from safetensors.torch import load_file
 
 from quatsphere.config import QSVConfig, RunConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.train import train
-from quatsphere.train.provenance import commit, config_to_dict, versions
+from quatsphere.train.provenance import commit, versions
 from quatsphere.train.run import fit_to_data, load_data
 
 
@@ -148,7 +149,7 @@ def test_long_run_keeps_memory_and_constraints(tmp_path: Path) -> None:
 
     monitor = ResourceMonitor()
     small = {"dim": 16, "heads": 2, "base_vertices": 8, "rounds": 0}
-    few = {"train_limit": 40, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 40, "val_fraction": 0.02, "test_fraction": 0.02}
     settings = tiny_config(data=few, model=small, epochs=500, batch_size=10, checkpoint_steps=50)
     train(settings, tmp_path / "run", reporter=monitor)
     memory, files, threads = zip(*monitor.seen[4:], strict=True)

@@ -102,9 +102,9 @@ def test_another_model_is_refused(finished: Path, tmp_path: Path) -> None:
 
 def test_some_settings_can_change_in_a_resumed_run(finished: Path, tmp_path: Path) -> None:
     unfinished = without_result(finished, tmp_path)
-    other = config(checkpoint_steps=3, keep=5, checkpoint_seconds=7.0)
+    other = config(checkpoint_steps=3, keep_checkpoints=5, checkpoint_seconds=7.0)
     train(other, unfinished, RESUME)
-    assert read_yaml(unfinished / "config.yaml")["train"]["keep"] == 5
+    assert read_yaml(unfinished / "config.yaml")["train"]["keep_checkpoints"] == 5
     assert trace_of(unfinished) == trace_of(finished)
 
 

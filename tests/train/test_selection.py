@@ -27,7 +27,7 @@ ACCURACIES = [0.3, 0.5, 0.5, 0.4, 0.5009, 0.2, 0.1]
 
 
 def config(**more: Any) -> RunConfig:
-    few = {"train_limit": 20, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 20, "val_fraction": 0.02, "test_fraction": 0.02}
     return tiny_config(**{"epochs": 7, "batch_size": 10, "min_delta": 1e-3, "data": few, "checkpoint_steps": 1} | more)
 
 

@@ -46,7 +46,7 @@ def colour(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
             pixels = generator.integers(level - 40, level + 40, (8, 8, 3), np.uint8)
             Image.fromarray(pixels).save(root / "data" / label / f"{index}.png")
     data = {"name": "folder", "root": str(root / "data"), "image_size": 8, "val_fraction": 0.2, "test_fraction": 0.2}
-    tiny_run(root / "run", tiny_config(data=data | {"train_limit": None}, epochs=1, batch_size=8))
+    tiny_run(root / "run", tiny_config(data=data | {"max_train_images": None}, epochs=1, batch_size=8))
     return load(root / "run")
 
 
@@ -166,7 +166,7 @@ def test_evaluate_refuses_other_data_and_finds_data_that_moved(unchecked: None, 
     generator = np.random.default_rng(0)
     images, labels = generator.integers(0, 256, (60, 8, 8)), np.arange(60) % 3
     write_idx(tmp_path / "data", images, labels)
-    data = {"name": "idx", "root": str(tmp_path / "data"), "train_limit": None}
+    data = {"name": "idx", "root": str(tmp_path / "data"), "max_train_images": None}
     result = tiny_run(tmp_path / "run", tiny_config(data=data, epochs=1))
     (tmp_path / "data").rename(tmp_path / "moved")
     trained = load(tmp_path / "run")
@@ -198,7 +198,7 @@ def test_notes_go_to_the_callback(trained: TrainedModel, tmp_path: Path) -> None
 
 def test_train_is_callable_from_the_package(tmp_path: Path) -> None:
     """`quatsphere.train` is both the package and the function, whether or not the package was imported before."""
-    few = {"train_limit": 16, "val_fraction": 0.02, "test_fraction": 0.02}
+    few = {"max_train_images": 16, "val_fraction": 0.02, "test_fraction": 0.02}
     result = quatsphere.train(tiny_config(data=few, epochs=1), tmp_path / "run")
     assert load(tmp_path / "run").evaluate().accuracy == result["test_accuracy"]
     code = "import sys, quatsphere; assert 'torch' not in sys.modules; assert callable(quatsphere.train)"

@@ -116,7 +116,7 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
 )
 def test_two_processes_compute_the_same_as_one(steps: int, double: bool, tolerance: float, tmp_path: Path) -> None:
     """33 images in batches of 16 leave one image for the last step, so one process has none."""
-    settings = config(data={"train_limit": 33, "mixup": 0.2}, epochs=7)
+    settings = config(data={"max_train_images": 33, "mixup": 0.2}, epochs=7)
 
     def work(rank: int) -> None:
         with join_team() as team:
@@ -203,7 +203,7 @@ def test_data_paths_can_differ_but_not_the_data(same: bool, tmp_path: Path) -> N
         write_idx(tmp_path / str(rank), images, torch.arange(60).numpy() % 3)
 
     def work(rank: int) -> int:
-        settings = config(epochs=1, data={"name": "idx", "root": str(tmp_path / str(rank)), "train_limit": None})
+        settings = config(epochs=1, data={"name": "idx", "root": str(tmp_path / str(rank)), "max_train_images": None})
         return main(as_words(settings, tmp_path / "run"))
 
     team = start_team(work, tmp_path)

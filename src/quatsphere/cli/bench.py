@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import Parser, at_least
 from quatsphere.errors import ConfigError
 
 EPILOG = """\
@@ -16,7 +16,7 @@ SUBJECTS = ("kernel", "step", "inference", "scaling")
 
 def run(words: list[str]) -> int:
     """Measure, print, compare and save."""
-    parser = Options(prog="quatsphere bench", description=__doc__, epilog=EPILOG)
+    parser = Parser(prog="quatsphere bench", description=__doc__, epilog=EPILOG)
     parser.add_argument("subject", nargs="?", choices=SUBJECTS, help="one of them alone (default: all four)")
     number = at_least(1)
     parser.add_argument("--json", metavar="FILE", help="save the figures; 'quatsphere figures --bench FILE' draws them")

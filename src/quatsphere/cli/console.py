@@ -1,4 +1,4 @@
-"""What a watching user sees: a live bar while a run goes on, one line per epoch, tables at the end."""
+"""Terminal output: progress bars, one line per epoch, tables, notes about compilation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from typing import IO, Any, ClassVar, cast
@@ -17,18 +18,18 @@ from rich.progress import Progress as RichProgress
 from rich.spinner import Spinner
 from rich.table import Table
 
-from quatsphere.cli.compile_notice import PATIENCE, TEXT
+from quatsphere.cli.parser import note
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train.reporting import Progress, Reporter
 
 STEPS, SECONDS = 5, 10.0
 """Steps to time, or fewer if they take this long; the first step of a process is slower and does not count."""
 PER_IMAGE = 1 / 3
-"""Time of a validation image in that of a training image: a forward pass without its gradient."""
+"""Cost of a validation image relative to a training image: a forward pass without its gradient."""
 
 
 class Forecast:
-    """Times a few steps and gives one line; `images` has the sizes of the training and validation part."""
+    """Estimate of the run's duration from its first steps; `images` has the sizes of the splits."""
 
     def __init__(self, total_steps: int, images: dict[str, int]) -> None:
         self.total = total_steps
@@ -37,7 +38,7 @@ class Forecast:
         self._done = False
 
     def line(self, progress: Progress, steps: int) -> str | None:
-        """The line, once, as soon as it is known; `steps` is the number of steps in an epoch."""
+        """Return the estimate once, as soon as it is known, else None; `steps` is the number of steps in an epoch."""
         if self._done:
             return None
         if self._first is None:
@@ -61,8 +62,11 @@ def spell(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
+COMPILING = "compiling kernels, once, about 40 s"
+PATIENCE = 2.0
+"""Seconds after which a compilation is mentioned; small loops take less."""
 QUIET_SECONDS = 60.0
-"""Longest silence within an epoch where there is no bar."""
+"""Longest time between lines within an epoch if there is no bar."""
 
 
 def counted(number: int, thing: str) -> str:
@@ -70,32 +74,27 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def note(message: str) -> None:
-    """A line on stderr that is not an error."""
-    print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
-
-
-class Listener(io.TextIOBase):
-    """stderr for a long run: when the terminal or pipe behind it is gone, words go nowhere and the run goes on."""
+class RobustStderr(io.TextIOBase):
+    """stderr for a long run: output is discarded once the terminal or pipe is closed, instead of ending the run."""
 
     def __init__(self) -> None:
         self.stream = sys.stderr
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """As the stream's."""
+        """Encoding of the stream."""
         return self.stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether somebody watches."""
+        """Return True on a terminal."""
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """For the size of the terminal."""
+        """Descriptor, for the size of the terminal."""
         return self.stream.fileno()
 
     def write(self, text: str) -> int:
-        """Say it, if anybody listens."""
+        """Write if the stream is open."""
         try:
             self.stream.write(text)
             self.stream.flush()
@@ -106,10 +105,10 @@ class Listener(io.TextIOBase):
 
 
 class Bars(RichProgress):
-    """Bars whose elapsed and remaining time leave out compilations; a spinner below says that one runs."""
+    """Bars whose times exclude compilations; a spinner below them shows that one is running."""
 
     shown: ClassVar[set[Bars]] = set()
-    """Those on the screen."""
+    """Bars on the screen."""
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
         self.spinner = Spinner("dots")
@@ -117,10 +116,10 @@ class Bars(RichProgress):
         super().__init__(*columns, console=console, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bars, and the spinner while kernels are compiled."""
+        """Return the bars, and the spinner while kernels are compiled."""
         yield from super().get_renderables()
         if compilation.current >= PATIENCE:
-            self.spinner.update(text=f"{TEXT}: {compilation.seconds:.0f} s")
+            self.spinner.update(text=f"{COMPILING}: {compilation.seconds:.0f} s")
             yield self.spinner
 
     def start(self) -> None:
@@ -130,13 +129,52 @@ class Bars(RichProgress):
             Bars.shown.add(self)
 
     def stop(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         Bars.shown.discard(self)
         super().stop()
 
 
+class CompileNotice:
+    """Note about a long compilation: a spinner on a terminal, one line elsewhere; bars show their own spinner."""
+
+    def __init__(self) -> None:
+        self._said = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._spinner: Any = None
+
+    def __call__(self, begins: bool) -> None:
+        """Start or end the note of a compilation."""
+        if begins:
+            self._timer = threading.Timer(PATIENCE, self._show)
+            self._timer.daemon = True
+            self._timer.start()
+            return
+        self._timer.cancel()
+        with self._lock:
+            if self._spinner is not None:
+                self._spinner.stop()
+            self._spinner = None
+
+    def _show(self) -> None:
+        console = Console(stderr=True)
+        with self._lock:
+            if not compilation.current:
+                return
+            if not console.is_terminal:
+                if not self._said:
+                    note(COMPILING)
+                self._said = True
+            elif not Bars.shown:
+                self._spinner = console.status(COMPILING)
+                self._spinner.start()
+
+
+compile_notice = CompileNotice()
+
+
 class Ticker:
-    """A bar for anything countable that may take longer than two seconds; call it with (done, total)."""
+    """Progress bar of a countable task; call it with (done, total)."""
 
     def __init__(self, title: str) -> None:
         console = Console(stderr=True)
@@ -147,7 +185,7 @@ class Ticker:
         self.task = self.bars.add_task(title, total=None)
 
     def __call__(self, done: int, total: int) -> None:
-        """Show the state."""
+        """Update the bar."""
         self.bars.update(self.task, completed=done, total=total)
 
     def __enter__(self) -> Ticker:
@@ -159,13 +197,13 @@ class Ticker:
 
 
 class LiveReporter(Reporter):
-    """A bar over all steps with loss, accuracy, images/s and time left; a closed terminal does not end the run.
+    """Bar over all steps with loss, accuracy, images/s and time left; a closed terminal does not end the run.
 
-    Where nobody watches (a log file, say) there is no bar, and a line a minute within an epoch.
+    In a log file there is no bar, and one line per minute within an epoch.
     """
 
     def __init__(self) -> None:
-        self.console = Console(file=cast("IO[str]", Listener()), soft_wrap=True)
+        self.console = Console(file=cast("IO[str]", RobustStderr()), soft_wrap=True)
         self.bars = Bars(
             TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[news]}"), TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
@@ -176,7 +214,7 @@ class LiveReporter(Reporter):
         self.last_line = time.monotonic()
 
     def start(self, facts: dict[str, Any]) -> None:
-        """The identity of the run."""
+        """Print the model, the data and the machine."""
         images = facts["images"]
         self._print(
             f"{facts['model']} with {facts['parameters']:,} parameters on {facts['data']} "
@@ -202,7 +240,7 @@ class LiveReporter(Reporter):
             self._print(f"epoch {progress.epoch + 1}/{epochs}, step {progress.step_in_epoch}/{steps}  {news}")
 
     def epoch(self, record: dict[str, Any]) -> None:
-        """One line per epoch."""
+        """Print one line per epoch."""
         train = record["train"]
         self._print(
             f"epoch {record['epoch']:>3}  loss {train['loss']:.4f}  train {train['accuracy']:.4f}  "
@@ -211,11 +249,11 @@ class LiveReporter(Reporter):
         )
 
     def note(self, message: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._print(f"quatsphere: note: {message}")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bars.stop()
 
     def _print(self, text: str) -> None:

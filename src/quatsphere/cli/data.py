@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import Parser, add_json, at_least
 from quatsphere.data import DATASETS
 from quatsphere.data.cifar_files import CIFARS
 
@@ -16,11 +16,13 @@ READ_OPTIONS = ("root", "image_size", "fit", "skip_bad")
 
 def run(words: list[str]) -> int:
     """Run `get`, `verify` or `preview`."""
-    parser = Options(prog="quatsphere data", description=__doc__)
+    parser = Parser(prog="quatsphere data", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview")
     get = actions.add_parser("get", help="download with checksum; an interrupted download is resumed")
     get.add_argument("name", choices=tuple(CIFARS))
-    get.add_argument("--folder", help="folder to download to (default: the one that training searches)")
+    get.add_argument(
+        "-o", "--output", metavar="DIR", help="folder to download to (default: the one that training searches)"
+    )
     get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
     for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
         add_read_options(actions.add_parser(action, help=text, description=text))
@@ -35,7 +37,7 @@ def run(words: list[str]) -> int:
 def add_read_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select and read the data."""
     parser.add_argument("name", choices=tuple(DATASETS))
-    parser.add_argument("--data.root", "--root", dest="root", metavar="PATH", help="file or folder, as in training")
+    parser.add_argument("--data.root", dest="root", metavar="PATH", help="file or folder, as in training")
     parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
     parser.add_argument(
         "--data.fit", dest="fit", choices=("crop", "squash"), default="crop", help="images that are not square [crop]"
@@ -43,14 +45,14 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def _get(args: argparse.Namespace) -> int:
     from quatsphere.cli.console import Ticker
     from quatsphere.data import download_dataset, download_folder
 
-    folder = Path(args.folder) if args.folder else download_folder()
+    folder = Path(args.output) if args.output else download_folder()
     with Ticker(f"fetching {args.name}") as ticker:
         path = download_dataset(args.name, folder, args.url, ticker)
     print(path)

@@ -7,29 +7,30 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options
+from quatsphere.cli.parser import SettingsParser, add_json
 
 
 def run(words: list[str]) -> int:
     """Train the demo preset and show it."""
-    parser = Options(
-        prog="quatsphere demo", description=__doc__, epilog="any --GROUP.FIELD VALUE of 'quatsphere train' works too"
+    parser = SettingsParser(
+        prog="quatsphere demo",
+        usage="quatsphere demo [--run-dir DIR] [--GROUP.FIELD X]",
+        description=__doc__,
+        epilog="any --GROUP.FIELD VALUE of 'quatsphere train' works too",
+        preset="demo",
     )
     parser.add_argument(
         "--run-dir", metavar="DIR", default="runs/demo", help="default: runs/demo, then runs/demo-2, ..."
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    asked, rest = parser.parse_known_args(words)
-    from quatsphere.cli.parser import resolve
-
-    config = resolve("demo", ["--preset", "demo", *rest]).config
+    add_json(parser, "print the result as JSON")
+    asked = parser.parse_config(words)
     from quatsphere.cli.console import LiveReporter, evaluation_table
     from quatsphere.report import require_report
     from quatsphere.train import train
 
     require_report()
     folder = free_folder(asked.run_dir)
-    result = train(config, folder, reporter=LiveReporter())
+    result = train(asked.config, folder, reporter=LiveReporter())
     pages = write_pages(Path(folder))
     if asked.json:
         print(json.dumps({**result, **pages}))
@@ -42,7 +43,7 @@ def run(words: list[str]) -> int:
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """The view, where the model has shells, and the report, which links to it."""
+    """Write the view, if the model has shells, and the report, which links to it."""
     from quatsphere.cli.console import note
     from quatsphere.report.run_report import write_run_report
     from quatsphere.report.view import example_images, write_view
@@ -59,7 +60,7 @@ def write_pages(folder: Path) -> dict[str, str]:
 
 
 def free_folder(wanted: str) -> str:
-    """The wanted folder, or with a number where one exists already: a demo never asks and never overwrites."""
+    """Return the wanted folder, with a number appended if it exists: a demo never asks and never overwrites."""
     from quatsphere.errors import ConfigError
 
     try:

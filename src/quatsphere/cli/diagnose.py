@@ -8,28 +8,27 @@ from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options, add_checkpoint, at_least
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run, at_least
 
 FILE = "diagnostics.json"
 """Name of the result in the run folder; the report and the figures read it."""
 
 
 def run(words: list[str]) -> int:
-    """Look inside a run."""
-    parser = Options(prog="quatsphere diagnose", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    """Measure a run, save the numbers and print them."""
+    parser = Parser(prog="quatsphere diagnose", description=__doc__)
+    add_run(parser)
     parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="split to measure [val]")
     parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="number of images to trace [256]")
     parser.add_argument(
         "--accuracy-images", type=at_least(1), metavar="N", help="number of images of the split to classify [all]"
     )
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
+    add_data_root(parser)
     parser.add_argument("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
     parser.add_argument(
         "--fingerprint", action="store_true", help="only the values that the paper reports, beside ours"
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(parser)
     asked = parser.parse_args(words)
     from quatsphere.diagnostics.tables import print_diagnosis
     from quatsphere.storage.atomic import finite, write_json
@@ -75,7 +74,7 @@ def measure(trained: Any, asked: Any, only: Collection[str] | None = None) -> di
     from quatsphere.diagnostics.sections import SECTIONS
     from quatsphere.train.load import data_of
 
-    dataset = data_of(trained, asked.root)
+    dataset = data_of(trained, asked.data_root)
     with Ticker("diagnosing") as ticker:
         return diagnose(
             trained.model,

@@ -7,30 +7,29 @@ from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options, add_checkpoint
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
 
 
 def run(words: list[str]) -> int:
     """Evaluate a run on one split of its data."""
-    parser = Options(prog="quatsphere evaluate", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    parser = Parser(prog="quatsphere evaluate", description=__doc__)
+    add_run(parser)
     parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    asked = parser.parse_args(words)
+    add_data_root(parser)
+    add_json(parser)
+    args = parser.parse_args(words)
     from quatsphere.cli.console import evaluation_table
     from quatsphere.storage.atomic import finite
     from quatsphere.train.load import open_run
 
-    trained = open_run(asked.run, asked.checkpoint)
-    report = measure(trained, asked.root, asked.split)
-    if asked.json:
-        facts = {"run": str(trained.run.path), "split": asked.split, "step": trained.step, **report}
+    trained = open_run(args.run, args.checkpoint)
+    report = measure(trained, args.data_root, args.split)
+    if args.json:
+        facts = {"run": str(trained.run.path), "split": args.split, "step": trained.step, **report}
         print(json.dumps(finite(facts)))
         return 0
-    Console().print(evaluation_table(report, f"{asked.split} images, step {trained.step}"))
-    print(f"{asked.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
+    Console().print(evaluation_table(report, f"{args.split} images, step {trained.step}"))
+    print(f"{args.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
     return 0
 
 

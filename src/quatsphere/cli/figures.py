@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options
+from quatsphere.cli.parser import Parser, add_json
 from quatsphere.errors import ConfigError
 
 EPILOG = """\
@@ -19,13 +19,13 @@ inside of a RUN need its diagnostics.json, which 'quatsphere diagnose RUN' write
 
 def run(words: list[str]) -> int:
     """Draw every figure that the named files allow."""
-    parser = Options(prog="quatsphere figures", description=__doc__, epilog=EPILOG)
+    parser = Parser(prog="quatsphere figures", description=__doc__, epilog=EPILOG)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs")
     parser.add_argument("--results", metavar="DIR", help="folder of a study: ablations, costs, the probe of beta")
     parser.add_argument("--bench", metavar="FILE", help="JSON of 'quatsphere bench': throughput, scaling")
-    parser.add_argument("-o", "--out", metavar="DIR", default="figures", help="folder for the figures [figures]")
+    parser.add_argument("-o", "--output", metavar="DIR", default="figures", help="folder for the figures [figures]")
     parser.add_argument("--format", choices=("svg", "pdf", "png"), default="svg", help="kind of file [svg]")
-    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    add_json(parser, "print the paths as JSON")
     asked = parser.parse_args(words)
     written: list[Path] = []
     for name, figure in drawings(asked):
@@ -62,7 +62,7 @@ def free_path(name: str, asked: Any, taken: list[Path]) -> Path:
     """Return an unused path for a figure; characters that are unsafe in file names are replaced."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:120]
     candidates = (
-        Path(asked.out) / f"{clean}{number}.{asked.format}" for number in ("", *map("-{}".format, range(2, 999)))
+        Path(asked.output) / f"{clean}{number}.{asked.format}" for number in ("", *map("-{}".format, range(2, 999)))
     )
     return next(path for path in candidates if path not in taken)
 

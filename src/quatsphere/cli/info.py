@@ -7,22 +7,24 @@ from typing import Any
 
 from rich.console import Console
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import SettingsParser, add_json, at_least
 
 
 def run(words: list[str]) -> int:
-    """Say what would run here."""
-    parser = Options(prog="quatsphere info", description=__doc__, epilog="any --model.FIELD VALUE changes the model")
-    parser.add_argument("--preset", default=None, metavar="NAME", help="model of a preset (default: the paper's QSV)")
+    """Describe the machine, the kernel and the model."""
+    parser = SettingsParser(
+        prog="quatsphere info",
+        usage="quatsphere info [--preset NAME] [-c FILE] [--batch N] [--GROUP.FIELD X]",
+        description=__doc__,
+        epilog="any --model.FIELD VALUE changes the model",
+    )
     parser.add_argument(
         "--batch", type=at_least(1), metavar="N", default=128, help="batch size of the memory estimate (default 128)"
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    asked, rest = parser.parse_known_args(words)
-    from quatsphere.cli.parser import resolve
-
-    facts = gather(resolve("info", [*(["--preset", asked.preset] if asked.preset else []), *rest]).config, asked.batch)
-    if asked.json:
+    add_json(parser)
+    args = parser.parse_config(words)
+    facts = gather(args.config, args.batch)
+    if args.json:
         print(json.dumps(facts))
     else:
         show(facts)
@@ -63,7 +65,7 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any]) -> None:
-    """The facts for people."""
+    """Print the facts as text and tables."""
     from quatsphere.cli.console import counted, parameter_table
 
     print(f"device     {facts['device']} ({facts['processor']}, {counted(facts['threads'], 'thread')})")

@@ -1,8 +1,7 @@
-"""The command: verbs, one-line errors, exit codes."""
+"""Entry point of the command: verbs, one-line errors, exit codes."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import io
 import os
@@ -14,23 +13,22 @@ from importlib import import_module
 from pathlib import Path
 
 import quatsphere
-from quatsphere.cli.compile_notice import CompileNotice
-from quatsphere.errors import ConfigError, QuatsphereError, ResourceError
-from quatsphere.runtime import compilation, disable_malloc_trimming
+from quatsphere.errors import ConfigError, QuatsphereError, ResourceError, did_you_mean
+from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugins
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
     "evaluate": "accuracy, per-class accuracy, confusion and calibration of a run",
-    "diagnose": "what a run looks like inside: routing, field, vertices, cost, beside the paper's values",
-    "figures": "the paper's figures and more, drawn from runs and results",
+    "diagnose": "measure a run: routing, field, vertices, cost, beside the paper's values",
+    "figures": "draw the paper's figures and others from runs and results",
     "predict": "name the classes of image files with a trained run",
     "data": "get, verify or preview a data set",
     "study": "run the paper's tables, check its claims, report",
-    "info": "this machine, the kernel that runs and why, a model's parameters",
+    "info": "this machine, the kernel that it runs and why, a model's parameters",
     "bench": "speed, memory and scaling on this machine, beside the matched baseline",
     "report": "one page about a run or a study: numbers, figures, claims, predictions",
-    "view": "a page to turn the shells of a trained run and look at every vertex",
-    "demo": "train on the embedded digits and look at the result",
+    "view": "a page to rotate the shells of a trained run and inspect every vertex",
+    "demo": "train on the embedded digits and show the result",
 }
 
 
@@ -41,10 +39,11 @@ def main(words: list[str] | None = None) -> int:
         words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text
-    compilation.watch = CompileNotice()
+    compilation.watch = watch_compilation
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
     try:
+        plugins, words = take_plugins([word for word in words if word != "--debug"])
+        load_plugins(plugins)
         return dispatch(words)
     except QuatsphereError as error:
         return _fail(error, error.exit_code, debug)
@@ -54,12 +53,35 @@ def main(words: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        told = translate(error)
-        return _fail(told, told.exit_code, debug, error)
+        translated = translate(error)
+        return _fail(translated, translated.exit_code, debug, error)
+
+
+def watch_compilation(begins: bool) -> None:
+    """Show that kernels are compiled; the console is loaded when the first compilation begins."""
+    from quatsphere.cli.console import compile_notice
+
+    compile_notice(begins)
+
+
+def take_plugins(words: list[str]) -> tuple[list[str], list[str]]:
+    """Files named by `--plugin FILE`, and the words without them."""
+    plugins: list[str] = []
+    others: list[str] = []
+    waiting = words[::-1]
+    while waiting:
+        word, equals, path = waiting.pop().partition("=")
+        if word != "--plugin":
+            others.append(f"{word}{equals}{path}")
+        elif equals or waiting:
+            plugins.append(path if equals else waiting.pop())
+        else:
+            raise ConfigError("--plugin needs a Python file, e.g. --plugin my_routing.py")
+    return plugins, others
 
 
 def translate(error: Exception) -> QuatsphereError:
-    """Memory and disk in our words; anything else is a mistake of ours, and says where."""
+    """Describe failures of memory and disk; any other error is a bug, reported with its place in the code."""
     text = " ".join(str(error).split())[:120]
     if isinstance(error, MemoryError) or re.search(r"out of memory|allocate", str(error)):
         return ResourceError(f"out of memory ({text or 'the system gave no more'}); use a smaller --train.batch_size")
@@ -73,7 +95,7 @@ def translate(error: Exception) -> QuatsphereError:
 
 
 def dispatch(words: list[str]) -> int:
-    """The verb's own `run`."""
+    """Run the verb that the first word names."""
     if not words or words[0] in ("-h", "--help", "help"):
         print_help()
         return 0
@@ -82,9 +104,8 @@ def dispatch(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(VERBS)}"
-        raise ConfigError(f"unknown verb {verb!r}; {hint}")
+        hint = did_you_mean(verb, VERBS) or f"; choose one of {', '.join(VERBS)}"
+        raise ConfigError(f"unknown verb {verb!r}{hint}")
     try:
         return int(import_module(f"quatsphere.cli.{verb}").run(rest))
     except SystemExit as stop:
@@ -92,11 +113,12 @@ def dispatch(words: list[str]) -> int:
 
 
 def print_help() -> None:
-    """The verbs, and how to learn more."""
-    print("quatsphere: Quat-Sphere-Vision, trained, compared and looked into\n\nusage: quatsphere VERB [options]\n")
+    """Print the verbs and the options that all of them share."""
+    print("quatsphere: train, compare and inspect Quat-Sphere-Vision\n\nusage: quatsphere VERB [options]\n")
     for verb, text in VERBS.items():
         print(f"  {verb:<10} {text}")
     print("\n'quatsphere VERB --help' explains every option; --version; --debug shows tracebacks.")
+    print("--plugin FILE.py imports a file of yours first, which can register a routing, a transport or a data set.")
     print("Start with 'quatsphere demo', then 'quatsphere train --preset lite --run-dir DIR'.")
 
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, add_checkpoint, at_least
+from quatsphere.cli.parser import Parser, add_json, add_run, at_least
 from quatsphere.config import RunConfig
 from quatsphere.errors import DataError
 
@@ -19,12 +19,11 @@ AT_ONCE = 64
 
 def run(words: list[str]) -> int:
     """Classify image files with a trained run."""
-    parser = Options(prog="quatsphere predict", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser = Parser(prog="quatsphere predict", description=__doc__)
+    add_run(parser)
     parser.add_argument("files", metavar="FILE", nargs="+", help="PNG, JPEG or WebP, or a folder of them")
-    add_checkpoint(parser)
     parser.add_argument("--top", type=at_least(1), metavar="N", default=3, help="classes per image (default 3)")
-    parser.add_argument("--json", action="store_true", help="one JSON object per image")
+    add_json(parser, "one JSON object per image")
     asked = parser.parse_args(words)
     from quatsphere.train.load import open_run
 

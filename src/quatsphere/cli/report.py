@@ -6,24 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, add_checkpoint
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
 
 
 def run(words: list[str]) -> int:
     """Write the report."""
-    parser = Options(prog="quatsphere report", description=__doc__)
-    parser.add_argument("folder", metavar="RUN_OR_RESULTS", help="folder of a run, or results folder of a study")
-    add_checkpoint(parser)
+    parser = Parser(prog="quatsphere report", description=__doc__)
+    add_run(parser, "run_or_results", "folder of a run, or results folder of a study")
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: report.html in the folder)")
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
-    parser.add_argument("--json", action="store_true", help="print the path as JSON")
+    add_data_root(parser)
+    add_json(parser, "print the path as JSON")
     asked = parser.parse_args(words)
     from quatsphere.errors import ConfigError
     from quatsphere.report import require_report
     from quatsphere.report.page import page_path
 
     require_report()
-    folder = Path(asked.folder)
+    folder = Path(asked.run_or_results)
     is_run = (folder / "config.yaml").is_file()
     if not is_run and not (folder / "cells").is_dir():
         raise ConfigError(
@@ -36,7 +35,7 @@ def run(words: list[str]) -> int:
         from quatsphere.cli.console import note
         from quatsphere.report.run_report import write_run_report
 
-        write_run_report(folder, page, lambda: load(str(folder), asked.checkpoint, asked.root), note)
+        write_run_report(folder, page, lambda: load(str(folder), asked.checkpoint, asked.data_root), note)
     else:
         from quatsphere.report.study_report import write_study_report
 

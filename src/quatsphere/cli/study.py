@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from quatsphere.cli.options import Options, at_least
+from quatsphere.cli.parser import Parser, add_data_root, add_json, at_least
 from quatsphere.errors import CheckpointError, ConfigError, QuatsphereError
 
 _EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
-quatsphere study run lite --results DIR --data-root FOLDER
+quatsphere study run lite --results DIR --data.root FOLDER
 quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
 """
 RESULTS = "folder with the results of 'study run'"
@@ -24,16 +24,16 @@ RESULTS = "folder with the results of 'study run'"
 
 def run(words: list[str]) -> int:
     """Parse the words and run the action."""
-    parser = Options(
+    parser = Parser(
         prog="quatsphere study",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Options)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    def add(name: str, action: Callable[[argparse.Namespace], int], text: str) -> Options:
-        added: Options = actions.add_parser(name, help=text, description=text)
+    def add(name: str, action: Callable[[argparse.Namespace], int], text: str) -> Parser:
+        added: Parser = actions.add_parser(name, help=text, description=text)
         added.set_defaults(run_action=action)
         return added
 
@@ -97,15 +97,13 @@ def run(words: list[str]) -> int:
     return int(options.run_action(options))
 
 
-def _add_results(parser: Options) -> None:
+def _add_results(parser: Parser) -> None:
     parser.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(parser)
 
 
-def _add_data_root(parser: Options) -> None:
-    parser.add_argument(
-        "--data-root", metavar="PATH", help="folder with the data (default: QUATSPHERE_DATA, downloads)"
-    )
+def _add_data_root(parser: Parser) -> None:
+    add_data_root(parser, "folder with the data (default: QUATSPHERE_DATA, downloads)")
 
 
 def list_plans(options: argparse.Namespace) -> int:

@@ -10,20 +10,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.options import Options, add_checkpoint
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
 
 
 def run(words: list[str]) -> int:
     """Compute the trace and write the page."""
-    parser = Options(prog="quatsphere view", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    parser = Parser(prog="quatsphere view", description=__doc__)
+    add_run(parser)
     parser.add_argument(
         "--image", metavar="FILE", nargs="+", default=[], help="one or two PNG, JPEG or WebP (default: two test images)"
     )
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: view.html in the run's folder)")
-    parser.add_argument("--data.root", dest="root", metavar="PATH", help="the data, if not where the run found it")
-    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    add_data_root(parser)
+    add_json(parser, "print the paths as JSON")
     asked = parser.parse_args(words)
     from quatsphere.cli.console import note
     from quatsphere.report import require_report
@@ -37,7 +36,7 @@ def run(words: list[str]) -> int:
     if len(asked.image) > MAX_IMAGES:
         note(f"{MAX_IMAGES} images stand side by side; the other {len(asked.image) - MAX_IMAGES} left out")
     files = asked.image[:MAX_IMAGES]
-    images = read_files(trained, files) if files else example_images(data_of(trained, asked.root))
+    images = read_files(trained, files) if files else example_images(data_of(trained, asked.data_root))
     paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
     print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     return 0

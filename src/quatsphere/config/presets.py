@@ -1,15 +1,20 @@
-"""Named starting points: each is the few settings it changes from the defaults, which are the paper's."""
+"""Named presets: the settings that each changes from the defaults, which are the paper's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from quatsphere.config.resolve import Layer, flatten, parse_changes, resolve_config
+from quatsphere.config.schema import RunConfig
+from quatsphere.errors import ConfigError, did_you_mean
 
 PAPER: dict[str, dict[str, Any]] = {
     "data": {"name": "cifar10"},
     "optim": {"repulsion_start": 0.001},
     "train": {"head_diversity_pairs": "mean", "compile": True},
 }
-"""The paper's recipe; two scales that it leaves open fit the diagnostics that it prints (docs/fingerprints.md)."""
+"""Settings of the paper; two values that it does not state are fitted to its diagnostics (docs/fingerprints.md)."""
 BASELINE: dict[str, dict[str, Any]] = {**PAPER, "train": {**PAPER["train"], "patience": None}}
 """The paper's baselines run the full horizon without early stopping."""
 
@@ -19,7 +24,7 @@ LITE: dict[str, dict[str, Any]] = {
     "optim": {"peak_lr": 2e-3},
     "train": {"epochs": 6, "batch_size": 32, "patience": None, "head_diversity": 0.0},
 }
-"""What two CPU cores train on CIFAR-10 in about ten minutes; the choice is argued in docs/training.md."""
+"""Size and schedule that two CPU cores train on CIFAR-10 in about ten minutes (docs/training.md gives reasons)."""
 NO_DROPOUT: dict[str, Any] = {"attention_dropout": 0.0, "output_dropout": 0.0}
 """Short runs underfit: without dropout and head diversity they learn twice as fast (docs/training.md)."""
 LITE_QSV: dict[str, Any] = {"name": "qsv", "dim": 128, "heads": 8, **NO_DROPOUT, **LITE_SHELLS}
@@ -60,3 +65,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"epochs": 30, "batch_size": 32, "patience": None, "threads": 1, "head_diversity": 0.0},
     },
 }
+
+
+def load_preset(name: str, changes: Iterable[str] = ()) -> RunConfig:
+    """Return the configuration of a named preset with changes, e.g. `load_preset("lite", ["train.epochs=2"])`."""
+    return resolve_config([Layer("preset", preset_settings(name)), Layer("changes", parse_changes(changes))])
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Settings that a preset changes, `group.field` -> value; an unknown name is a ConfigError."""
+    if name not in PRESETS:
+        near = did_you_mean(name, PRESETS)
+        raise ConfigError(f"unknown preset {name!r}{near or '; choose one of ' + ', '.join(PRESETS)}")
+    return flatten(PRESETS[name], "preset")

@@ -1,7 +1,7 @@
-"""Every setting, once: frozen dataclasses in the groups `data`, `model`, `optim`, `train`.
+"""Settings of a run: frozen dataclasses in the groups `data`, `model`, `optim`, `train`.
 
-Defaults are the paper's (appendix "Default Configuration") unless a field says otherwise. A model has its own
-dataclass with exactly the seams it owns, so asking a model for a seam it lacks is a type error and not a silent no-op.
+Defaults are the paper's (appendix "Default Configuration") unless a field says otherwise. Each model
+has its own dataclass with exactly the fields it uses, so a setting that a model lacks is an error, never ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Stencil = Literal["span", "pitch"]
 
 @dataclass(frozen=True)
 class LatticeConfig:
-    """What every model on nested lattices shares: the image and where its vertices sit."""
+    """Fields shared by all models on nested lattices: the image and the positions of the vertices."""
 
     image_size: int = 32
     """Side of the square input image in pixels; training takes the data's (paper: 32)."""
@@ -28,7 +28,7 @@ class LatticeConfig:
     num_classes: int = 10
     """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
     layout: Layout = "sphere"
-    """Where vertices sit: nested Fibonacci spheres, or flat lattices (the paper's control)."""
+    """Arrangement of the vertices: nested Fibonacci spheres, or flat lattices (the paper's control)."""
     base_vertices: int = 128
     """V_1, vertices on the first shell; shell l has round(V_1 (1 + (l-1)/2)) (paper: 128)."""
     shells: int = 5
@@ -41,13 +41,13 @@ class LatticeConfig:
     """k on every shell; none takes the budget max(2, 2 floor(log2 V_l)) of each shell (paper)."""
     plane_rows: int = 16
     """Rows of every flat lattice; each shell size must be a multiple (paper is silent; 16 keeps V exact)."""
-    wrap: bool = False
+    wrap_longitude: bool = False
     """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
     the edges that meet (paper: border padding)."""
     resample: Resample = "index"
-    """How tokens pass to a shell of another size: along the vertex index (paper) or by position."""
+    """Interpolation of tokens to a shell of another size: along the vertex index (paper) or by position."""
     stencil: Stencil = "span"
-    """What 2/sqrt(V_1) measures: half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
+    """Meaning of 2/sqrt(V_1): half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
     self_neighbour: bool = True
     """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""
 
@@ -76,7 +76,7 @@ class LatticeConfig:
 
 @dataclass(frozen=True)
 class QSVConfig(LatticeConfig):
-    """Quat-Sphere-Vision: the paper's model, every seam of its kernel a field."""
+    """Quat-Sphere-Vision: the paper's model, each part of its kernel a field."""
 
     EXTENSIBLE = ("routing", "transport")
     # fields whose choices `register_routing` and `register_transport` extend
@@ -87,12 +87,12 @@ class QSVConfig(LatticeConfig):
     heads: int = 16
     """H, heads; each token carries one quaternion per head (paper: 16)."""
     routing: Literal["alignment", "absolute", "uniform", "geometric"] = "alignment"
-    """How neighbours are weighted: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
+    """Weights of the neighbours: softmax of beta Re(r) (paper), of beta |Re(r)|, 1/k, or by geometry."""
     transport: Literal["sandwich", "identity", "one_sided", "projected", "lift", "lower"] = "sandwich"
-    """How a message changes: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
+    """Transport of a message: r x r* (paper), x, r x, a learned linear map per head, q_j x q_j*, or q_i* x q_i."""
     head_mixing: Literal["none", "linear"] = "none"
-    """What mixes the heads of a message: nothing (paper), or a learned linear map of all d features in each step."""
-    field: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
+    """Mixing of the heads of a message: none (paper), or a learned linear map of all d features in each step."""
+    field_mode: Literal["learned", "frozen_random", "frozen_identity", "static"] = "learned"
     """The quaternion field: base and perturbation learned (paper), frozen, or learned base alone."""
     field_init: Literal["near_identity", "haar", "aligned"] = "near_identity"
     """Base quaternions at the start: unit of 1 + 0.3 noise, uniform on S^3, or all identity (paper is silent)."""
@@ -113,7 +113,7 @@ class QSVConfig(LatticeConfig):
     inner_skip: Literal["none", "residual"] = "none"
     """The block after the kernel, with y = Hamilton(z): FFN(y), or y + FFN(y) (paper is silent)."""
     perturbation: Literal["step", "shell"] = "step"
-    """Who owns a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
+    """Owner of a perturbation network: each step (7, for 0.64M parameters) or each shell (5, the paper's wording)."""
     attention_dropout: float = 0.1
     """Dropout on the routing weights (paper: 0.1)."""
     output_dropout: float = 0.1
@@ -163,7 +163,7 @@ class AttentionConfig(LatticeConfig):
     budget: int | None = None
     """Parameters not to exceed when dim is solved; none means QSV of the same shells and classes (paper)."""
     routing: Literal["softmax", "uniform"] = "softmax"
-    """How neighbours are weighted: softmax of query and key (paper's baseline), or 1/k."""
+    """Weights of the neighbours: softmax of query and key (paper's baseline), or 1/k."""
     value: Literal["projected", "identity"] = "projected"
     """The value path: W_V (paper's baseline), or removed (paper's W_V -> identity)."""
     positions: Literal["frozen", "learned"] = "frozen"
@@ -232,22 +232,22 @@ ModelConfig = QSVConfig | AttentionConfig | ResNet20Config | LinearConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, from where, split how and augmented how."""
+    """Images, their split into train, val and test, and their augmentation."""
 
     name: str = "digits"
     """digits, cifar10, cifar100, folder (class folders), idx (such as MNIST) or a registered name (paper: CIFAR)."""
     root: str | None = None
     """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
     val_fraction: float = 0.1
-    """Share of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
+    """Fraction of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
     test_fraction: float = 0.2
-    """Share held out as test set where the source has none (the paper's sets have one)."""
-    train_limit: int | None = None
+    """Fraction held out as test set if the source has none (the paper's sets have one)."""
+    max_train_images: int | None = None
     """Train on at most this many images, stratified, chosen by content hash; none takes all (paper: all 45,000)."""
     image_size: int | None = None
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
     fit: Literal["crop", "squash"] = "crop"
-    """How an image that is not square becomes so: crop to the centre, or squash both sides (paper's are square)."""
+    """Treatment of images that are not square: crop to the centre, or squash both sides (paper's are square)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -266,7 +266,10 @@ class DataConfig:
         require_fraction(self.val_fraction, "val_fraction", closed=False)
         require_fraction(self.test_fraction, "test_fraction", closed=False)
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
-        require(self.train_limit is None or self.train_limit >= 1, f"train_limit must be >= 1: got {self.train_limit}")
+        require(
+            self.max_train_images is None or self.max_train_images >= 1,
+            f"max_train_images must be >= 1: got {self.max_train_images}",
+        )
         require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
         require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
         require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
@@ -276,18 +279,18 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Two optimisers: Riemannian Adam for the quaternions, AdamW for everything else."""
+    """Riemannian Adam for the quaternions, AdamW for all other parameters."""
 
     peak_lr: float = 1e-3
     """Peak learning rate of AdamW (paper: 1e-3)."""
     weight_decay: float = 0.05
     """AdamW's weight decay on everything but positions (paper: 0.05)."""
     schedule: Literal["one_cycle", "constant"] = "one_cycle"
-    """Shape of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
+    """Schedule of AdamW's learning rates: one-cycle cosine (paper), or constant at the peak."""
     warmup: float = 0.1
-    """Share of the run in which the rate rises (paper: 10 %)."""
-    div: float = 10.0
-    """Start rate = peak / div (paper: 10)."""
+    """Fraction of the run in which the rate rises (paper: 10 %)."""
+    initial_div: float = 10.0
+    """Start rate = peak / initial_div (paper: 10)."""
     final_div: float = 100.0
     """End rate = start rate / final_div (paper: 100)."""
     position_lr: float = 5e-5
@@ -307,16 +310,16 @@ class OptimConfig:
     repulsion_every: int = 10
     """Batches between repulsion steps (paper: 10)."""
     repulsion_until: float = 0.4
-    """Share of the run after which the step has decayed to zero (paper: roughly 40 %)."""
+    """Fraction of the run after which the step has decayed to zero (paper: roughly 40 %)."""
     repulsion_start: float = 0.05
-    """First median step as a share of the shell's mean spacing (paper is silent)."""
+    """First median step as a fraction of the shell's mean spacing (paper is silent)."""
 
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
             require_finite(getattr(self, name), name)
             require(getattr(self, name) <= 1e6, f"{name} must be <= 1e6, float32 overflows: got {getattr(self, name)}")
-        for name in ("div", "final_div"):
+        for name in ("initial_div", "final_div"):
             require_finite(getattr(self, name), name, minimum=1.0)
         require_fraction(self.warmup, "warmup", closed=True)
         require_fraction(self.repulsion_until, "repulsion_until", closed=True)
@@ -326,7 +329,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The loop: how long, in what precision, with which losses, saved how often."""
+    """Length, precision and losses of the training, and its checkpoints."""
 
     epochs: int = 500
     """Epochs at most (paper: 500)."""
@@ -335,7 +338,7 @@ class TrainConfig:
     patience: int | None = 50
     """Stop after this many epochs without improvement; none runs the full horizon (paper: 50; baselines none)."""
     min_delta: float = 1e-4
-    """What counts as an improvement of validation accuracy (paper: 1e-4)."""
+    """Smallest gain of validation accuracy that counts as an improvement (paper: 1e-4)."""
     label_smoothing: float = 0.1
     """Label smoothing of the cross-entropy (paper: 0.1)."""
     smoothness: float = 1e-3
@@ -359,17 +362,17 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads; none takes torch's choice."""
     checkpoint_steps: int | None = None
-    """Save every so many steps; none saves by time alone (and always at the end of an epoch that improved)."""
+    """Steps between checkpoints; none saves by time alone (and always after an epoch that improved)."""
     checkpoint_seconds: float = 300.0
-    """Save at least this often."""
-    keep: int = 2
+    """Longest time between checkpoints, in seconds."""
+    keep_checkpoints: int = 2
     """Checkpoints to keep besides the best (at least 2)."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra `track`)."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep", 2), ("seed", 0)):
+        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep_checkpoints", 2), ("seed", 0)):
             require(getattr(self, name) >= minimum, f"{name} must be >= {minimum}: got {getattr(self, name)}")
         for name in ("patience", "threads", "checkpoint_steps"):
             value = getattr(self, name)
@@ -386,7 +389,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, whole: what `config.yaml` in a run folder holds."""
+    """All settings of a run: the contents of `config.yaml` in a run folder."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=QSVConfig)

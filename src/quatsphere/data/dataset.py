@@ -158,7 +158,9 @@ def stratified_subset(split: RawSplit, indices: Indices, count: int | None) -> I
     labels = split.labels[indices]
     classes = len(np.unique(labels))
     if count < classes:
-        raise ConfigError(f"train_limit must leave every class an image: got {count}; nearest legal value {classes}")
+        raise ConfigError(
+            f"max_train_images must leave every class an image: got {count}; nearest legal value {classes}"
+        )
     rank, size = _rank_in_class(labels)
     order = np.lexsort((labels, (rank + 0.5) / size, rank > 0))
     return indices[np.sort(order[:count])]

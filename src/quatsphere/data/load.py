@@ -40,7 +40,7 @@ def load_dataset(
     root: str | Path | None = None,
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
-    train_limit: int | None = None,
+    max_train_images: int | None = None,
     image_size: int | None = None,
     fit: str = "crop",
     skip_bad: int = 0,
@@ -50,16 +50,16 @@ def load_dataset(
     """Load a data set by name; which samples go into which split depends on their content alone.
 
     Within each class the smallest content hashes form the test split (where the source has none), the next smallest
-    the validation split; `train_limit` keeps the smallest of the remainder. Images that are not square are fitted by
-    `crop` (centre square) or `squash` (both sides resized). `notes` of the result describe this copy of the data.
+    the validation split; `max_train_images` keeps the smallest of the remainder. Images that are not square are fitted
+    by `crop` (centre square) or `squash` (both sides resized). `notes` of the result describe this copy of the data.
     """
     for value, setting in ((val_fraction, "val_fraction"), (test_fraction, "test_fraction")):
         if not 0 <= value < 1:
             raise ConfigError(f"{setting} must lie in [0, 1): got {value}")
-    if train_limit is not None and train_limit < 1:
-        raise ConfigError(f"train_limit must be >= 1: got {train_limit}")
+    if max_train_images is not None and max_train_images < 1:
+        raise ConfigError(f"max_train_images must be >= 1: got {max_train_images}")
     raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
-    splits = [_resize(split, image_size, fit) for split in _split(raw, val_fraction, test_fraction, train_limit)]
+    splits = [_resize(split, image_size, fit) for split in _split(raw, val_fraction, test_fraction, max_train_images)]
     mean, std = _channel_statistics(splits[0].images)
     train, val, test = (Split(torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
     return Dataset(name, raw.classes, train, val, test, mean, std, dataset_fingerprint(raw), raw.notes)

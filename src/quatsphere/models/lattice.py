@@ -21,7 +21,7 @@ def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
 
 def build_embedding(config: LatticeConfig, dim: int, vertices: int) -> PatchEmbedding:
     """Build the patch embedding of a configuration."""
-    return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap, stencil=config.stencil)
+    return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap_longitude, stencil=config.stencil)
 
 
 def _sphere(config: LatticeConfig, learned: bool) -> list[Shell]:

@@ -34,7 +34,7 @@ class LinearModel(nn.Module):
         return_trace: bool = False,
     ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
         """Return logits; `sample_keys` is accepted and unused: there is no dropout."""
-        samples = sample_image(images, self.coords, self.config.wrap)
+        samples = sample_image(images, self.coords, self.config.wrap_longitude)
         logits = self.classifier(samples.flatten(1))
         return (logits, Trace(samples=samples, logits=logits)) if return_trace else logits
 

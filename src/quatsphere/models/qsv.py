@@ -105,7 +105,7 @@ class QSV(LatticeModel):
         """
         config, roles = self.config, self.parameter_roles()
         routes_by_field = config.routing != "uniform"
-        constant_scores = config.field == "frozen_identity" and config.routing in ("alignment", "absolute")
+        constant_scores = config.field_mode == "frozen_identity" and config.routing in ("alignment", "absolute")
         out: set[str] = set()
         if config.routing != "geometric":
             out |= {name for name in roles["positions"] if not name.startswith("layout.shells.0.")}
@@ -121,7 +121,7 @@ class QSV(LatticeModel):
 
 
 def _build_field(config: QSVConfig, vertices: int) -> ShellField:
-    init, learned, perturbed = FIELDS[config.field]
+    init, learned, perturbed = FIELDS[config.field_mode]
     bound = BOUNDS[config.bound]() if perturbed else NoBound()
     own = _build_perturbation(config) if perturbed and config.perturbation == "shell" else None
     return ShellField(vertices, config.heads, init or config.field_init, learned, bound, own)
@@ -133,7 +133,7 @@ def _build_perturbation(config: QSVConfig) -> Perturbation:
 
 def _step_perturbation(config: QSVConfig) -> Perturbation | PerturbationOfShells | NoPerturbation:
     """Perturbation of a step: none, the networks of its shells, or a network of the step."""
-    _, _, perturbed = FIELDS[config.field]
+    _, _, perturbed = FIELDS[config.field_mode]
     if not perturbed:
         return NoPerturbation()
     return PerturbationOfShells() if config.perturbation == "shell" else _build_perturbation(config)

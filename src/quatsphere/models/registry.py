@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 from torch import nn
 
 from quatsphere.config import AttentionConfig, LinearConfig, ModelConfig, QSVConfig, ResNet20Config
-from quatsphere.errors import ConfigError
+from quatsphere.config.resolve import rename
+from quatsphere.errors import ConfigError, did_you_mean
 from quatsphere.models.attention_net import AttentionNet
 from quatsphere.models.linear import LinearModel
 from quatsphere.models.qsv import QSV
@@ -44,12 +44,15 @@ def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None
 def model_config(name: str, **overrides: Any) -> ModelConfig:
     """Return the configuration of a named model; unknown names and options raise ConfigError."""
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}{_suggest(name, list(MODELS))}; choose one of {', '.join(MODELS)}")
+        raise ConfigError(f"unknown model {name!r}{did_you_mean(name, MODELS)}; choose one of {', '.join(MODELS)}")
     kind = MODELS[name][0]
     known = [f.name for f in fields(kind) if f.name != "name"]
+    overrides = {key.removeprefix("model."): value for key, value in rename(overrides, "model.").items()}
     for key in overrides:
         if key not in known:
-            raise ConfigError(f"model {name!r} has no seam {key!r}{_suggest(key, known)}; it has {', '.join(known)}")
+            raise ConfigError(
+                f"model {name!r} has no seam {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
+            )
     return kind(**overrides)
 
 
@@ -69,8 +72,3 @@ def seed_parameters(model: nn.Module, seed: int) -> None:
             if reset is not None:
                 torch.manual_seed(name_seed(seed, name))
                 reset()
-
-
-def _suggest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -57,7 +57,7 @@ class Optimisers:
     def set_rates(self, step: int, total: int) -> dict[str, float]:
         """Set every group's rate for this step of `total`; returns role -> rate."""
         config, rates = self.config, {}
-        share = SCHEDULES[config.schedule](step, total, config.warmup, config.div, config.final_div)
+        share = SCHEDULES[config.schedule](step, total, config.warmup, config.initial_div, config.final_div)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 constant = group["role"] == "quaternions" and config.quaternion_schedule == "constant"

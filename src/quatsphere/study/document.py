@@ -141,7 +141,7 @@ def headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) ->
 
 def _images_seen(record: CellRecord) -> int:
     """Training images times epochs."""
-    limit, count = record["config"].get("data.train_limit"), TRAIN_IMAGES[record["dataset"]]
+    limit, count = record["config"].get("data.max_train_images"), TRAIN_IMAGES[record["dataset"]]
     return int(record["epochs"]) * (count if limit is None else min(limit, count))
 
 

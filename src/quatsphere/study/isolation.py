@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset
 from quatsphere.models import build_model
-from quatsphere.study.plan import Cell, flat_settings
+from quatsphere.study.plan import Cell
 from quatsphere.study.variants import AllowedStateChange, Variant, find_variant
 from quatsphere.train.batches import Batches
 from quatsphere.train.run import fit_to_data, load_data

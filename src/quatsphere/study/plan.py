@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, TrainConfig
+from quatsphere.config import QSVConfig, RunConfig
+from quatsphere.config.resolve import MODEL_CONFIGS, field_types, flat_settings, group_types, rename
 from quatsphere.errors import ConfigError
-from quatsphere.models import MODELS, build_model
+from quatsphere.models import build_model
 from quatsphere.study.scales import SCALES, Scale, data_location
 from quatsphere.study.variants import find_variant, resolve_change
 
@@ -246,28 +247,20 @@ def parameter_count(config: QSVConfig) -> int:
 
 def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunConfig:
     """Build a RunConfig from `group.field` -> value; `lenient` drops fields and choices that only other models have."""
-    name = settings["model.name"]
-    kinds = {"data": DataConfig, "model": MODELS[name][0], "optim": OptimConfig, "train": TrainConfig}
+    model = settings["model.name"]
+    kinds = group_types(model)
     groups: dict[str, dict[str, Any]] = {group: {} for group in kinds}
-    for key, value in settings.items():
-        group, _, setting = key.partition(".")
-        known = group in kinds and setting in {f.name for f in fields(kinds[group])}
-        if not known and not (lenient and group == "model" and setting in EVERY_MODEL_FIELD):
+    for key, value in rename(settings).items():
+        owners = [name for name in MODEL_CONFIGS if key in field_types(name)]
+        if not owners or (model not in owners and not lenient):
             raise ConfigError(f"unknown setting {key!r}; see 'quatsphere train --help'")
-        if known and not (lenient and group == "model" and _is_foreign(name, setting, value)):
-            groups[group][setting] = value
+        if model in owners and not (lenient and _is_foreign(model, key, value)):
+            group, _, field_name = key.partition(".")
+            groups[group][field_name] = value
     return RunConfig(**{group: kind(**groups[group]) for group, kind in kinds.items()})
 
 
-def _is_foreign(model: str, setting: str, value: Any) -> bool:
+def _is_foreign(model: str, key: str, value: Any) -> bool:
     """Whether a value is a choice that only other models' fields of the same name have."""
-    choices = {name: get_args(get_type_hints(kind).get(setting)) for name, (kind, _) in MODELS.items()}
+    choices = {name: get_args(field_types(name).get(key)) for name in MODEL_CONFIGS}
     return value not in choices[model] and any(value in others for others in choices.values())
-
-
-EVERY_MODEL_FIELD = {f.name for kind, _ in MODELS.values() for f in fields(kind)}
-
-
-def flat_settings(config: RunConfig) -> dict[str, Any]:
-    """A configuration as `group.field` -> value."""
-    return {f"{group}.{name}": value for group, part in asdict(config).items() for name, value in part.items()}

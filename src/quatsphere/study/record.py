@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import flat_settings
 from quatsphere.diagnostics import diagnose
 from quatsphere.errors import CheckpointError
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_best, read_pointer
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.study.plan import flat_settings, make_config
+from quatsphere.study.plan import make_config
 from quatsphere.study.results import Results
 from quatsphere.study.scales import data_location
 from quatsphere.train.checkpointing import restore_weights
@@ -99,7 +100,7 @@ def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     dataset = load_data(config.data, lambda message: None)
     best = load_best(run.checkpoints)
     if best.meta["fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data-root")
+        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data.root")
     config = fit_to_data(config, dataset)
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, best.weights, note=lambda message: None)

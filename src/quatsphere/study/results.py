@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quatsphere.config.resolve import rename
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
@@ -108,7 +109,7 @@ class Results:
         """Read a record and insert its configuration."""
         record = _read(path)
         if not isinstance(record.get("config"), str):
-            return record
+            return {**record, "config": rename(record["config"])} if "config" in record else record
         file = self.settings / f"{record['config']}.json"
         text = read_regular(file, MAX_BYTES) if file.is_file() else b""
         if _settings_id(text) != file.stem:
@@ -116,7 +117,7 @@ class Results:
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
             )
-        return {**record, "config": {**json.loads(text), SEED: record["seed"]}}
+        return {**record, "config": {**rename(json.loads(text)), SEED: record["seed"]}}
 
     def drop_weights(self, cell: str, keep: str) -> None:
         """Delete the checkpoints of a finished cell except those to keep: `best`, `all` or `none`."""

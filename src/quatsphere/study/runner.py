@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset
 from quatsphere.errors import ConfigError
-from quatsphere.study.plan import Cell, flat_settings, make_config
+from quatsphere.study.plan import Cell, make_config
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.worker import CellRequest
 from quatsphere.train.provenance import MAY_CHANGE

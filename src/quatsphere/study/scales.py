@@ -39,7 +39,7 @@ _CIFAR10 = {"data.name": "cifar10", "model.image_size": 32, "model.in_channels":
 _CIFAR100 = {**_CIFAR10, "data.name": "cifar100", "model.num_classes": 100, "optim.repulsion_neighbours": 16}
 _DIGITS = {"data.name": "digits", "model.image_size": 8, "model.in_channels": 1, "model.num_classes": 10}
 
-LITE_SCHEDULE = {"train.epochs": 5, "data.train_limit": 8_000, "data.val_fraction": 0.04}
+LITE_SCHEDULE = {"train.epochs": 5, "data.max_train_images": 8_000, "data.val_fraction": 0.04}
 """40,000 images seen, two to three minutes on one core: short cells, so that many seeds are possible."""
 PART_SCHEDULE = {"train.epochs": 4}
 """36,000 images seen: the part of CIFAR-100 has 9,000 training images."""

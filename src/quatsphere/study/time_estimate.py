@@ -23,7 +23,7 @@ MIN_PROBED_IMAGES = 10_000
 
 def images_of(cell: Cell) -> int:
     """Maximum number of images a cell sees; early stopping may end it sooner."""
-    limit = cell.config.data.train_limit
+    limit = cell.config.data.max_train_images
     count = TRAIN_IMAGES[cell.dataset]
     return cell.config.train.epochs * (count if limit is None else min(limit, count))
 

@@ -77,8 +77,8 @@ VARIANTS: dict[str, Variant] = {
     "routing_absolute": Variant("Routing on |Re(r)|", {"model.routing": "absolute"}),
     "routing_geometric": Variant("Geometric routing", {"model.routing": "geometric"}),
     "both_off": Variant("Both roles disabled", {"model.routing": "uniform", "model.transport": "identity"}),
-    "frozen_random": Variant("Frozen random field", {"model.field": "frozen_random"}, state=FIELD_OFF),
-    "frozen_identity": Variant("Frozen identity field", {"model.field": "frozen_identity"}, state=FIELD_OFF),
+    "frozen_random": Variant("Frozen random field", {"model.field_mode": "frozen_random"}, state=FIELD_OFF),
+    "frozen_identity": Variant("Frozen identity field", {"model.field_mode": "frozen_identity"}, state=FIELD_OFF),
     "attention_value_identity": Variant(
         "Attention W_V -> identity", {"model.value": "identity"}, "attention", "attention", NO_VALUE
     ),
@@ -153,7 +153,7 @@ VARIANTS: dict[str, Variant] = {
     "attention_uniform": Variant(
         "Attention, routing -> uniform 1/k", {"model.routing": "uniform"}, "attention", "attention"
     ),
-    "field_static": Variant("Static field", {"model.field": "static"}, state=NO_PERTURBATION),
+    "field_static": Variant("Static field", {"model.field_mode": "static"}, state=NO_PERTURBATION),
     "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, state=FROZEN_POSITIONS),
     "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, state=NO_ROUNDS),
     "pooling_mean": Variant("Mean pooling", {"model.pooling": "mean"}),

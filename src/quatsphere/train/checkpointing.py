@@ -155,7 +155,7 @@ class CheckpointSaver:
         while self.context.team.is_rank_zero:
             try:
                 save_checkpoint(folder, snapshot(), best=best)
-                prune(folder, self.config.keep)
+                prune(folder, self.config.keep_checkpoints)
                 break
             except ResourceError as error:
                 self.context.reporter.note(

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from quatsphere.config import RunConfig
+from quatsphere.config.resolve import config_from_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalized_batches
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
-from quatsphere.models.registry import model_config
 from quatsphere.models.scoring import Evaluation, batch_logits
 from quatsphere.storage.checkpoint import Checkpoint, load_checkpoint, load_last_good, read_pointer
 from quatsphere.storage.run_folder import RunFolder, nearest_run, print_note
@@ -134,10 +134,8 @@ def stored_config(path: Path) -> RunConfig:
     """Configuration in a run's `config.yaml`; settings newer than the run have their defaults."""
     stored = read_yaml(path)
     try:
-        model = model_config(**stored["model"])
-        groups = (DataConfig(**stored["data"]), model, OptimConfig(**stored["optim"]), TrainConfig(**stored["train"]))
-        return RunConfig(*groups)
-    except (LookupError, TypeError, ConfigError) as error:
+        return config_from_dict(stored)
+    except ConfigError as error:
         raise CheckpointError(f"not the settings of a run ({path}: {error}); restore the file") from error
 
 

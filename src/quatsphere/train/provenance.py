@@ -19,6 +19,7 @@ import torch
 
 import quatsphere
 from quatsphere.config import RunConfig, TrainConfig
+from quatsphere.config.resolve import flat_settings, rename
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import Checkpoint
 from quatsphere.storage.run_folder import RunFolder
@@ -94,16 +95,17 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Groups and fields as plain values, in the order of the dataclasses; the model's name comes first."""
-    plain = dataclasses.asdict(config)
-    plain["model"] = {"name": config.model.name, **plain["model"]}
-    return plain
-
-
 MAY_CHANGE = {"data.root", "model.backend"} | {
     f"train.{name}"
-    for name in ("device", "threads", "compile", "checkpoint_steps", "checkpoint_seconds", "keep", "tensorboard")
+    for name in (
+        "device",
+        "threads",
+        "compile",
+        "checkpoint_steps",
+        "checkpoint_seconds",
+        "keep_checkpoints",
+        "tensorboard",
+    )
 }
 """Settings that may differ in a resumed run."""
 FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}
@@ -115,7 +117,7 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
 
     `fitted` states that the configuration has the sizes of the data. A setting newer than the run has its default.
     """
-    stored, requested = flatten(read_yaml(run.config)), flatten(config_to_dict(config))
+    stored, requested = stored_settings(run), flat_settings(config)
     if stored.get("model.name") == config.model.name:
         stored = {**_defaults(config), **stored}
     free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
@@ -133,7 +135,7 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
 
 def _defaults(config: RunConfig) -> dict[str, Any]:
     """Default of every setting: the value in runs that are older than the setting."""
-    return flatten(config_to_dict(RunConfig(model=type(config.model)())))
+    return flat_settings(RunConfig(model=type(config.model)()))
 
 
 def require_same_data(checkpoint: Checkpoint, fingerprint: str, *, accept_change: bool) -> None:
@@ -158,11 +160,12 @@ def resolve_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> Tra
     """With `deterministic`, set the number of threads: the run's when it is resumed, else the current one."""
     if not config.deterministic or config.threads is not None:
         return config
-    stored = flatten(read_yaml(run.config)).get("train.threads") if resume and run.config.is_file() else None
+    stored = stored_settings(run).get("train.threads") if resume and run.config.is_file() else None
     return dataclasses.replace(config, threads=stored or torch.get_num_threads())
 
 
-def flatten(groups: dict[str, Any]) -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}; a value outside a group keeps its name."""
-    named = {group: fields if isinstance(fields, dict) else {"": fields} for group, fields in groups.items()}
-    return {f"{group}.{key}".rstrip("."): value for group, fields in named.items() for key, value in fields.items()}
+def stored_settings(run: RunFolder) -> dict[str, Any]:
+    """Settings in a run's `config.yaml` as `group.field` -> value; a value outside a group keeps its name."""
+    stored = read_yaml(run.config)
+    groups = {group: fields if isinstance(fields, dict) else {"": fields} for group, fields in stored.items()}
+    return rename({f"{g}.{name}".rstrip("."): value for g, fields in groups.items() for name, value in fields.items()})

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from quatsphere.config import DataConfig, RunConfig, TrainConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import choose_backend
@@ -30,7 +31,6 @@ from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
 from quatsphere.train.provenance import (
     commit,
-    config_to_dict,
     environment,
     note_environment_change,
     require_same_data,
@@ -102,7 +102,7 @@ def load_data(
         root=config.root,
         val_fraction=config.val_fraction,
         test_fraction=config.test_fraction,
-        train_limit=config.train_limit,
+        max_train_images=config.max_train_images,
         image_size=config.image_size,
         fit=config.fit,
         skip_bad=config.skip_bad,
@@ -227,7 +227,7 @@ def _open_run(trainer: Trainer, options: ResumeOptions, cleanup: ExitStack) -> C
 def _require_space(trainer: Trainer, *, resumed: bool) -> None:
     """Require space for the best checkpoint, those that are kept and a new one; a resumed run has most of them."""
     size = sum(t.numel() * t.element_size() for t in trainer.model.state_dict().values())
-    count = 2 if resumed else trainer.config.train.keep + 2
+    count = 2 if resumed else trainer.config.train.keep_checkpoints + 2
     require_space(f"{count} checkpoints", trainer.context.run.path, count * 4 * size)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quatsphere.config import RunConfig
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.errors import NumericsError
@@ -25,7 +26,6 @@ from quatsphere.storage.checkpoint import Checkpoint, load_best
 from quatsphere.train.batches import Batch, Batches
 from quatsphere.train.checkpointing import CheckpointSaver, RunContext, require_sound, restore_weights, take_snapshot
 from quatsphere.train.evaluation import evaluate, predict_logits
-from quatsphere.train.provenance import config_to_dict
 from quatsphere.train.reporting import Progress
 from quatsphere.train.resources import Interrupted
 from quatsphere.train.step import BrokenNumber, OptimisationStep, StepOutput

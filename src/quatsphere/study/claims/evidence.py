@@ -124,7 +124,7 @@ def decay_sum(record: CellRecord) -> float:
     settings, steps = record["config"], record["steps"]
     planned = round(steps * settings["train.epochs"] / record["epochs"])
     schedule = SCHEDULES[settings["optim.schedule"]]
-    arguments = (settings["optim.warmup"], settings["optim.div"], settings["optim.final_div"])
+    arguments = (settings["optim.warmup"], settings["optim.initial_div"], settings["optim.final_div"])
     every = max(1, steps // 1000)
     shares = [schedule(step, planned, *arguments) for step in range(0, steps, every)]
     return float(settings["optim.peak_lr"] * settings["optim.weight_decay"] * steps * statistics.mean(shares))

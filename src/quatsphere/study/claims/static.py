@@ -49,7 +49,7 @@ def _default_settings() -> tuple[float, ...]:
     return (
         *(model.dim, model.heads, model.base_vertices, model.shells),
         *(train.batch_size, train.epochs, train.patience or 0, train.min_delta),
-        *(optim.weight_decay, optim.peak_lr, optim.warmup, optim.div, optim.final_div),
+        *(optim.weight_decay, optim.peak_lr, optim.warmup, optim.initial_div, optim.final_div),
         *(optim.position_lr, optim.bound_lr_factor, optim.quaternion_lr),
         *(train.label_smoothing, model.attention_dropout, model.output_dropout),
         *(train.smoothness, train.head_diversity, train.beta_penalty),
