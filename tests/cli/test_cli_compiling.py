@@ -22,7 +22,7 @@ from rich.progress import TextColumn
 
 from quatsphere.cli import console
 from quatsphere.cli.console import COMPILING, Bars, CompileNotice
-from quatsphere.kernels import numba_threads
+from quatsphere.kernels.cpu.loops import jit
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train import Progress, Reporter
 
@@ -138,7 +138,7 @@ def test_the_clock_of_work_stands_still() -> None:
     compilation.end()
     assert working_time() - begin < 0.05
     assert compilation.current == 0
-    assert numba_threads.compilation is compilation
+    assert jit.compilation is compilation
 
 
 class Compiles(Reporter):

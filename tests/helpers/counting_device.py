@@ -22,7 +22,7 @@ from tiny_runs import write_idx
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
-from quatsphere.kernels import triton_gpu
+from quatsphere.kernels.gpu import attention as triton_gpu
 from quatsphere.models.registry import model_config
 from quatsphere.train import Progress, Reporter, train
 
@@ -199,13 +199,9 @@ library.impl("_copy_from", upload, "PrivateUse1")
 for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
     importlib.import_module(module)._foreach_supported_types.append(OnDevice)
 if triton_gpu.available():
-    for module, names in (
-        ("triton_attention", ("lift_sources", "attend")),
-        ("triton_attention_backward", ("target_gradients", "source_gradients")),
-    ):
-        kernels = importlib.import_module(f"quatsphere.kernels.{module}")
-        for name in names:
-            setattr(kernels, name, Launched(getattr(kernels, name)))
+    kernels = importlib.import_module("quatsphere.kernels.gpu.kernels")
+    for name in ("lift_sources_kernel", "attend_kernel", "target_gradients_kernel", "source_gradients_kernel"):
+        setattr(kernels, name, Launched(getattr(kernels, name)))
 
 if __name__ == "__main__":
     print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,14 +1,14 @@
-"""Kernels are tested with all the threads they are given, however small the problem."""
+"""Fixture of the kernel tests: small problems use all threads."""
 
 from __future__ import annotations
 
 import pytest
 
-from quatsphere.kernels import numba_cpu
+from quatsphere.kernels import cpu
 
 
 @pytest.fixture(autouse=True)
-def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result of a single number is worth a thread."""
-    if numba_cpu.available():
-        monkeypatch.setattr("quatsphere.kernels.numba_threads.LEAST", 1)
+def use_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an output of a single element justify a thread."""
+    if cpu.available():
+        monkeypatch.setattr("quatsphere.kernels.cpu.loops.threads.MIN_WORK_PER_THREAD", 1)

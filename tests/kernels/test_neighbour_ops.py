@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from quatsphere.kernels import add_resampled, dot_product_attention, numba_cpu, numba_cpu_resample, resample_vertices
+from quatsphere.kernels import add_resampled, cpu, dot_product_attention, resample_vertices
+from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
 
@@ -111,13 +112,13 @@ def test_gated_residual_equals_its_formula(backend: str, width: int) -> None:
         assert gradcheck(residual, (update, gate, x))
 
 
-@pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
+@pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 def test_compiled_resampling_passes_opcheck() -> None:
     x, g = tensors((2, 5, 3), (2, 4, 3))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2], [4, 0]]), torch.rand(4, 2, dtype=torch.float64)
-    torch.library.opcheck(numba_cpu_resample.resample, (x, indices, weights))
-    torch.library.opcheck(numba_cpu_resample.resample_back, (g, indices, weights, 5))
-    torch.library.opcheck(numba_cpu_resample.resample_onto, (g, x[0, 0, 0].detach(), x, indices, weights))
+    torch.library.opcheck(cpu_resample.resample, (x, indices, weights))
+    torch.library.opcheck(cpu_resample.resample_back, (g, indices, weights, 5))
+    torch.library.opcheck(cpu_resample.resample_onto, (g, x[0, 0, 0].detach(), x, indices, weights))
     with pytest.raises(IndexError, match=r"0\.\.4"):
         resample_vertices(x, indices + 1, weights)
 

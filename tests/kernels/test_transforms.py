@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from quatsphere import kernels
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import numba_cpu
+from quatsphere.kernels import cpu
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 
 GRAPH = torch.tensor([[0, 1], [1, 3], [3, 2], [0, 3], [2, 1]])
@@ -195,7 +195,7 @@ def test_a_gradient_taken_in_forward_mode(name: str) -> None:
     assert torch.allclose(flat(slopes), flat(expected), atol=1e-10)
 
 
-@pytest.mark.skipif(not numba_cpu.available(), reason="numba is not installed")
+@pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 def test_a_fused_backend_by_name_says_so_in_one_line() -> None:
     _, (target, source, features, beta, *_) = OPERATIONS["attention"]
 

@@ -13,6 +13,7 @@ from quatsphere.kernels.api import (
     tangent,
 )
 from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
+from quatsphere.kernels.cpu.masks import register_masks
 from quatsphere.kernels.inputs import (
     TRANSPORTS,
     AttentionInputs,
@@ -24,7 +25,6 @@ from quatsphere.kernels.inputs import (
     Rule,
     ShellPair,
 )
-from quatsphere.kernels.numba_cpu_masks import register_masks
 from quatsphere.kernels.transforms import differentiated_again, outside_transforms, transformed
 
 __all__ = [

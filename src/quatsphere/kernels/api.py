@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.backends import TORCH, select_backend, working_dtype
-from quatsphere.kernels.inputs import ONE_WAY, AttentionInputs, Mixing, Network, Rule, ShellPair
+from quatsphere.kernels.backends import TORCH, select_backend
+from quatsphere.kernels.inputs import ONE_WAY, AttentionInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.neighbour_ops import edge_dot
 
 Keep = Bool[Tensor, "b t k h"]

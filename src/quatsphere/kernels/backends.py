@@ -8,29 +8,18 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import (
-    numba_cpu,
-    numba_cpu_dot,
-    numba_cpu_field,
-    numba_cpu_hamilton,
-    numba_cpu_resample,
-    numba_cpu_step,
-    reference,
-    torch_backend,
-    triton_gpu,
-)
-from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair
+from quatsphere.kernels import cpu, reference, torch_backend
+from quatsphere.kernels.cpu import attention as cpu_attention
+from quatsphere.kernels.cpu import dot_product as cpu_dot_product
+from quatsphere.kernels.cpu import feed_forward as cpu_feed_forward
+from quatsphere.kernels.cpu import field as cpu_field
+from quatsphere.kernels.cpu import resample as cpu_resample
+from quatsphere.kernels.cpu import step as cpu_step
+from quatsphere.kernels.gpu import attention as gpu_attention
+from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.transforms import transformed
 
 FUSED_DTYPES = (torch.float32, torch.float64)
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Widest dtype among the inputs, at least float32: the kernels cast at their border."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 class TorchBackend:
@@ -120,7 +109,7 @@ class CpuBackend(FusedBackend):
 
     def installed(self) -> bool:
         """Return whether Numba is installed."""
-        return numba_cpu.available()
+        return cpu.available()
 
     def supports_step(self, tokens: Tensor, base: Tensor) -> str | None:
         """One precision throughout, and no autocast."""
@@ -132,19 +121,19 @@ class CpuBackend(FusedBackend):
 
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij in one pass over the graph."""
-        return numba_cpu.quaternion_attention(inputs)
+        return cpu_attention.quaternion_attention(inputs)
 
     def dot_attention(
         self, queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float
     ) -> Tensor:
         """Scaled dot-product attention in one pass over the graph."""
-        return numba_cpu_dot.dot_product_attention(queries, keys, values, neighbours, keep, keep_scale)
+        return cpu_dot_product.dot_product_attention(queries, keys, values, neighbours, keep, keep_scale)
 
     def feed_forward(self, x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:
         """down_h gelu(up_h x_h) without its wide intermediate in memory."""
         dtype = working_dtype(x)
         with torch.autocast("cpu", enabled=False):
-            out = numba_cpu_hamilton.feed_forward(x.to(dtype), up.to(dtype), down.to(dtype), keep, keep_scale)
+            out = cpu_feed_forward.feed_forward(x.to(dtype), up.to(dtype), down.to(dtype), keep, keep_scale)
             return out.to(x.dtype)
 
     def perturb(
@@ -156,24 +145,24 @@ class CpuBackend(FusedBackend):
         dtype = working_dtype(shells.source)
         given = (None if x is None else x.to(dtype) for x in (hidden, *network, *shells))
         with torch.autocast("cpu", enabled=False):
-            source, target = numba_cpu_field.perturb(*given, *(mixing or (None, None)))
+            source, target = cpu_field.perturb(*given, *(mixing or (None, None)))
             return source.to(shells.source.dtype), target.to(shells.source.dtype)
 
     def resample(self, x: Tensor, mixing: Mixing) -> Tensor:
         """`interp` in one pass over memory."""
-        return numba_cpu_resample.resample(x, *mixing) if x.dtype in FUSED_DTYPES else super().resample(x, mixing)
+        return cpu_resample.resample(x, *mixing) if x.dtype in FUSED_DTYPES else super().resample(x, mixing)
 
     def add_resampled(self, update: Tensor, gate: Tensor, x: Tensor, mixing: Mixing) -> Tensor:
         """update + gate * interp(x) in one pass over memory."""
         if update.dtype != x.dtype or x.dtype not in FUSED_DTYPES:
             return super().add_resampled(update, gate, x, mixing)
-        return numba_cpu_resample.resample_onto(update, gate.to(x.dtype), x, *mixing)
+        return cpu_resample.resample_onto(update, gate.to(x.dtype), x, *mixing)
 
     def step(self, inputs: FusedStepInputs) -> Tensor:
         """A whole step in one operator, which caches its packed constants where no gradient is needed."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return numba_cpu_step.step(*inputs.operands())[0]
-        return numba_cpu_step.infer(*inputs.operands())
+            return cpu_step.step(*inputs.operands())[0]
+        return cpu_step.infer(*inputs.operands())
 
 
 class GpuBackend(FusedBackend):
@@ -185,21 +174,21 @@ class GpuBackend(FusedBackend):
 
     def installed(self) -> bool:
         """Return whether Triton is installed and torch was built for GPUs."""
-        return triton_gpu.available()
+        return gpu_attention.available()
 
     def supports(self, device: str, *rules: Rule) -> str | None:
         """As for every fused backend, and the self-check of the device has to pass."""
         reason = super().supports(device, *rules)
         if reason is not None:
             return reason
-        from quatsphere.kernels import triton_check  # imports torch's compiler, which takes seconds
+        from quatsphere.kernels.gpu import self_check  # imports torch's compiler, which takes seconds
 
-        fault = triton_check.fault_on(device)
+        fault = self_check.fault_on(device)
         return None if fault is None else f"the fused kernel failed its self-check: {fault}"
 
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij with two numbers per edge and head in memory."""
-        return triton_gpu.quaternion_attention(inputs)
+        return gpu_attention.quaternion_attention(inputs)
 
 
 TORCH = TorchBackend()
@@ -214,7 +203,7 @@ def backends_on(device: str = "cpu") -> list[str]:
     """Names of the backends that run on a device; interpreted Triton also runs on CPUs."""
     kind = device.partition(":")[0]
     elsewhere = {backend.name for other, backend in FUSED.items() if other != kind}
-    return [name for name in BACKENDS if name not in elsewhere or (name == "triton_gpu" and triton_gpu.INTERPRETED)]
+    return [name for name in BACKENDS if name not in elsewhere or (name == "triton_gpu" and gpu_attention.INTERPRETED)]
 
 
 def explain_backend(name: str, device: str = "cpu", *rules: Rule) -> tuple[str, str]:

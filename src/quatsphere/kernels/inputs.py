@@ -177,4 +177,9 @@ class FusedStepInputs:
         return self.tokens, *parameters, self.neighbours, *(self.mixing or (None, None)), *self.masks, *rules
 
 
-Problem = AttentionInputs
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Widest dtype among the inputs, at least float32: the kernels cast at their border."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,60 @@
+"""Tensors as arguments of compiled loops: flat arrays, checks, ordered sums, and the cache of derived arguments."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from quatsphere.errors import ConfigError
+
+
+def flat(tensor: Tensor) -> Any:
+    """The tensor as a flat numpy array, without a copy if it is contiguous."""
+    return tensor.detach().contiguous().numpy().reshape(-1)
+
+
+def flat_mask(keep: Tensor | None, count: int) -> Any:
+    """A dropout mask of `count` elements as a flat array of bytes, empty for None."""
+    if keep is None:
+        return flat(torch.empty(0, dtype=torch.uint8))
+    if keep.dtype != torch.bool or keep.numel() != count:
+        raise ConfigError(f"keep must be bool with {count:,} entries: got {keep.dtype} with {keep.numel():,}")
+    return flat(keep.contiguous().view(torch.uint8))
+
+
+def check_neighbours(neighbours: Tensor, sources: int) -> None:
+    """Raise IndexError for an index out of range: compiled loops do not check."""
+    if neighbours.numel() == 0:
+        return
+    low, high = torch.aminmax(neighbours)
+    if int(low) < 0 or int(high) >= sources:
+        raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {int(low)}..{int(high)}")
+
+
+def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
+    """Sum in float64 in a fixed order: numpy uses one thread, torch's order depends on the number of threads."""
+    return torch.from_numpy(numpy.asarray(parts.numpy().sum(axis=axes, dtype="float64"))).to(parts.dtype)
+
+
+CACHE_SIZE = 96
+_cache: OrderedDict[Hashable, tuple[list[Tensor], Any]] = OrderedDict()
+
+
+def cached(key: Hashable, tensors: Sequence[Tensor], make: Callable[[], Any]) -> Any:
+    """Return make(), cached under `key` as long as the tensors keep their values.
+
+    They are compared by value, since fused optimisers and `.data` change a tensor without changing its version.
+    """
+    entry = _cache.get(key)
+    if entry is None or not all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(entry[0], tensors, strict=True)
+    ):
+        entry = [tensor.detach().clone() for tensor in tensors], make()
+        _cache[key] = entry
+        if len(_cache) > CACHE_SIZE:
+            _cache.popitem(last=False)
+    _cache.move_to_end(key)
+    return entry[1]

@@ -1,0 +1,186 @@
+"""The fused step equals its separate operators: bit-identical values, equal gradients, any number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from measures import relative_error
+from torch import Tensor
+
+from quatsphere.geometry import quaternion as Q
+from quatsphere.geometry.neighbours import index_resampling
+from quatsphere.kernels import (
+    DropoutMasks,
+    FusedStepInputs,
+    Mixing,
+    Network,
+    ShellPair,
+    add_resampled,
+    cpu,
+    feed_forward,
+    perturb,
+    quaternion_attention,
+    select_backend,
+)
+from quatsphere.kernels.cpu import step as cpu_step
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
+Sizes = tuple[int, int, int, int, int]
+
+
+def make(seed: int, sizes: Sizes, cross: bool, dropped: bool) -> dict[str, Any]:
+    """A step of B images, S sources, H heads of Q channels with k neighbours; across shells or within one."""
+    B, S, H, channels, k = sizes
+    T, d = (S + S // 2 + 1, 4 * H * channels) if cross else (S, 4 * H * channels)
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def mask(*shape: int) -> Tensor | None:
+        return torch.rand(*shape, generator=generator) > 0.2 if dropped else None
+
+    return {
+        "tokens": normal(B, S, d),
+        "first": normal(d, d) / d**0.5,
+        "network": [normal(d), 0.3 * normal(H, 4 * channels, 3), 0.1 * normal(H, 3)],
+        "bounds": torch.tensor([0.4, 0.7][: 1 + cross], dtype=torch.float64),
+        "bases": [1.01 * Q.normalize(normal(count, H, 4)) for count in ((S, T) if cross else (S,))],
+        "beta": 0.5 + normal(H).abs(),
+        "post": [normal(H, 4 * channels, channels, 4) / 4, normal(H, channels, 4 * channels, 4) / 8],
+        "gate": [torch.tensor(0.6, dtype=torch.float64)] if cross else [],
+        "neighbours": torch.randint(S, (T, min(k, S)), generator=generator),
+        "mixing": Mixing(*index_resampling(S, T)) if cross else None,
+        "kept": DropoutMasks(mask(B, T, min(k, S), H), mask(B, T, d), 1.25, 1.25),
+    }
+
+
+def whole(step: dict[str, Any], rules: tuple[str, str]) -> Tensor:
+    source, *target = step["bases"]
+    shells = ShellPair(step["bounds"], source, target[0] if target else None)
+    gate = step["gate"][0] if target else None
+    rest = (step["neighbours"], step["beta"], *step["post"], gate, step["mixing"], step["kept"], *rules)
+    inputs = FusedStepInputs(step["tokens"], step["first"], Network(*step["network"]), shells, *rest)
+    return select_backend("numba_cpu", "cpu").step(inputs)
+
+
+def parts(step: dict[str, Any], rules: tuple[str, str], backend: str) -> Tensor:
+    tokens, kept, heads = step["tokens"], step["kept"], len(step["beta"])
+    hidden = tokens @ step["first"].T
+    ends = (step["bounds"], *step["bases"], *([None] if len(step["bases"]) == 1 else []))
+    source, target = perturb(hidden, Network(*step["network"]), *ends, step["mixing"], backend=backend)
+    features = tokens.unflatten(2, (heads, -1, 4))
+    aggregated = quaternion_attention(
+        target, source, features, step["neighbours"], step["beta"], routing=rules[0], transport=rules[1],
+        keep=kept.edges, keep_scale=kept.edge_scale, backend=backend,
+    ).flatten(3)  # fmt: skip
+    keep = None if kept.update is None else kept.update.view(aggregated.shape)
+    update = feed_forward(aggregated, *step["post"], keep=keep, keep_scale=kept.update_scale, backend=backend)
+    if step["mixing"] is None:
+        return update.flatten(2) + tokens
+    return add_resampled(update.flatten(2), step["gate"][0], tokens, *step["mixing"], backend=backend)
+
+
+LEAVES = ("tokens", "first", "network", "bounds", "bases", "beta", "post", "gate")
+
+
+def run(function: Any, step: dict[str, Any], dtype: torch.dtype, *arguments: Any) -> list[Tensor]:
+    """The result and the gradients of a fixed scalar of it."""
+    given_ = {
+        name: [x.to(dtype).requires_grad_() for x in value] if isinstance(value, list) else value
+        for name, value in step.items()
+    }
+    for name in ("tokens", "first", "bounds", "beta"):
+        given_[name] = step[name].to(dtype).requires_grad_()
+    if step["mixing"] is not None:
+        given_["mixing"] = Mixing(step["mixing"].indices, step["mixing"].shares.to(dtype))
+    out = function(given_, *arguments)
+    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    leaves = [leaf for name in LEAVES for leaf in (given_[name] if isinstance(given_[name], list) else [given_[name]])]
+    return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves, allow_unused=True, materialize_grads=True)]
+
+
+@given(
+    st.tuples(st.integers(1, 5), st.integers(2, 30), st.integers(1, 17), st.integers(1, 5), st.integers(1, 9)),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["alignment", "absolute", "uniform"]),
+    st.sampled_from(["sandwich", "identity", "one_sided"]),
+)
+def test_equals_separate_operators(
+    sizes: Sizes, seed: int, cross: bool, dropped: bool, routing: str, transport: str
+) -> None:
+    step, rules = make(seed, sizes, cross, dropped), (routing, transport)
+    exact = run(parts, step, torch.float64, rules, "factored")
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        for found, expected in zip(run(whole, step, dtype, rules), exact, strict=True):
+            scale = max(float(expected.abs().max()), 1.0)  # gradients that are sums may cancel
+            assert float((found.double() - expected).abs().max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize(("heads", "channels"), [(16, 4), (4, 2), (3, 1), (5, 3)])
+def test_bit_identical_to_fused_separate_operators(heads: int, channels: int, cross: bool) -> None:
+    step, rules = make(3, (4, 24, heads, channels, 8), cross, True), ("alignment", "sandwich")
+    found, expected = run(whole, step, torch.float32, rules), run(parts, step, torch.float32, rules, "numba_cpu")
+    assert torch.equal(found[0], expected[0])
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("images", [1, 2, 9])
+def test_bit_identical_for_any_number_of_threads(images: int) -> None:
+    step, before, found = make(1, (images, 700, 16, 4, 8), True, True), torch.get_num_threads(), []
+    for threads in (1, 2, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(run(whole, step, torch.float32, ("alignment", "sandwich")))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_opcheck(cross: bool) -> None:
+    step = make(2, (2, 6, 3, 1, 2), cross, True)
+    leaves = [x.requires_grad_() for x in (step["tokens"], step["first"], *step["network"], step["bounds"])]
+    bases = [*step["bases"], *([] if cross else [None])]
+    mixture = step["mixing"] or (None, None)
+    rest = (step["beta"], *step["post"], *(step["gate"] or [None]), step["neighbours"], *mixture, *step["kept"], 0, 0)
+    torch.library.opcheck(cpu_step.step, (*leaves, *bases, *rest))
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_inference_cache_notices_changed_parameters(cross: bool) -> None:
+    step, rules = make(5, (2, 12, 8, 2, 4), cross, False), ("alignment", "sandwich")
+    changed = [x for name in LEAVES for x in (step[name] if isinstance(step[name], list) else [step[name]])]
+
+    def agree() -> bool:
+        return torch.equal(whole(step, rules), parts(step, rules, "numba_cpu"))
+
+    with torch.no_grad():
+        assert agree()
+        for tensor in changed:
+            tensor.data.mul_(0.9)  # no new version, as fused optimisers do it
+            assert agree()
+        step["neighbours"] = step["neighbours"].flip(0)
+        assert agree()
+    with torch.inference_mode():
+        step["neighbours"] = step["neighbours"].flip(0)  # a tensor without a version
+        assert agree()
+
+
+@pytest.mark.parametrize("images", [1, 16, 17, 33])
+def test_first_layer_gradient_in_blocks(images: int) -> None:
+    from quatsphere.kernels.cpu.step import _first_layer_backward
+
+    generator = torch.Generator().manual_seed(images)
+    gradient, tokens, tokens_grad = torch.randn(3, images, 5, 8, generator=generator, dtype=torch.float64)
+    first = torch.randn(8, 8, generator=generator, dtype=torch.float64)
+    expected = tokens_grad + gradient @ first
+    found = _first_layer_backward(gradient, tokens, first, tokens_grad)
+    assert torch.allclose(tokens_grad, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(found, torch.einsum("bvn,bvk->nk", gradient, tokens), rtol=0, atol=1e-12)
