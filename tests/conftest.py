@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,20 @@ from hypothesis import settings
 from PIL import Image
 from torch import Tensor
 
+from quatsphere.config import checks
+
 settings.register_profile("quatsphere", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("quatsphere")
 torch.set_num_threads(1)  # two test processes are faster than two threads in one
+
+
+@pytest.fixture(autouse=True)
+def _forget_added_choices() -> Iterator[None]:
+    """Rules that a test registers are no valid settings in the next one."""
+    before = {kind: list(choices) for kind, choices in checks._ADDED.items()}
+    yield
+    checks._ADDED.clear()
+    checks._ADDED.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ NOTE = f"quatsphere: note: {COMPILING}"
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every compilation is mentioned, however short."""
-    monkeypatch.setattr(console, "PATIENCE", 0.01)
+    monkeypatch.setattr(console, "COMPILE_PATIENCE", 0.01)
     before, compilation.watch = compilation.watch, CompileNotice()
     yield
     compilation.watch = before

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from quatsphere.diagnostics import PAPER
+from quatsphere.diagnostics import PAPER_VALUES
 from quatsphere.diagnostics.sections import SECTIONS
 from quatsphere.diagnostics.tables import print_diagnosis
 
@@ -77,7 +77,7 @@ def test_printed_tables(tiny_run: Path, command: Command) -> None:
 
 def test_papers_values_are_printed_for_cifar10(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads((run / "diagnostics.json").read_text())
-    print_diagnosis(found | {"data": "cifar10", "paper": PAPER}, Console())
+    print_diagnosis(found | {"data": "cifar10", "paper": PAPER_VALUES}, Console())
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("automobile, truck", "about 0.99", "0.24-0.46", "paper: QSV on CIFAR-10"))
 
@@ -93,7 +93,7 @@ def test_a_model_without_shells(command: Command, tiny: list[str]) -> None:
 
 def test_invalid_arguments_of_diagnose_and_figures(fails: Command, tiny_run: Path) -> None:
     fails(4, "no run in nowhere", "diagnose", "nowhere")
-    fails(2, "--images: must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
+    fails(2, "--images must be a whole number >= 1", "diagnose", str(tiny_run), "--images", "0")
     fails(2, "no run in nowhere .*name the folder of a run", "figures", "nowhere")
     fails(2, "no results in nowhere", "figures", "--results", "nowhere")
     fails(2, "no scaling and no throughput in nowhere", "figures", "--bench", "nowhere")

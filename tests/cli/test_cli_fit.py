@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quatsphere.cli.predict import read_image
 from quatsphere.train.evaluation import predict_logits
-from quatsphere.train.load import data_of, open_run
+from quatsphere.train.load import load
+from quatsphere.train.predict import image_pixels
 
 Command = Callable[..., Any]
 
@@ -56,13 +56,13 @@ def test_a_crop_is_called_a_crop(wide: Path, command: Command) -> None:
 
 
 def test_predict_and_view_fit_as_the_run_did(run: Path, wide: Path, tmp_path: Path, command: Command) -> None:
-    trained = open_run(str(run))
-    dataset = data_of(trained)
+    trained = load(str(run))
+    dataset = trained.dataset()
     files, splits = sorted(wide.rglob("*.png")), (dataset.train, dataset.val, dataset.test)
     images = {image.numpy().tobytes() for split in splits for image in split.images}
-    assert {read_image(file, trained.config).numpy().tobytes() for file in files} == images
+    assert {image_pixels(file, trained.config).numpy().tobytes() for file in files} == images
     row = json.loads(command("predict", str(run), str(files[0]), "--json", "--top=2").out)
-    logits = predict_logits(trained.model, dataset, read_image(files[0], trained.config)[None])
+    logits = predict_logits(trained.model, dataset, image_pixels(files[0], trained.config)[None])
     assert row["classes"]["a"] == pytest.approx(float(logits.softmax(1)[0, 0]), abs=1e-5)
     ended = command("view", str(run), "--image", str(files[0]), "-o", str(tmp_path / "view.html"))
     assert ended.code == 0, ended.err
@@ -86,7 +86,7 @@ def test_a_run_without_the_field_was_cropped(
     assert "  fit: crop\n" in config.read_text()
     config.write_text(config.read_text().replace("  fit: crop\n", ""))
     (tmp_path / "run" / "result.json").unlink()
-    assert open_run("run").config.data.fit == "crop"
+    assert load("run").config.data.fit == "crop"
     ended = command("train", "--run-dir=run", "--resume")
     assert ended.code == 0, ended.err
     (tmp_path / "run" / "result.json").unlink()

@@ -162,10 +162,10 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
     """A data set's own images, saved as files, get the answers that evaluation counts."""
     from quatsphere.data import load_dataset
     from quatsphere.train.evaluation import predict_logits
-    from quatsphere.train.load import open_run
+    from quatsphere.train.load import load
 
     dataset = load_dataset("digits", max_train_images=64)
-    trained = open_run(str(tiny_run))
+    trained = load(str(tiny_run))
     names = [f"{i}.png" for i in range(70)]
     for name, image in zip(names, dataset.test.images, strict=False):
         Image.fromarray(image[0].numpy()).save(tmp_path / name)

@@ -15,7 +15,7 @@ import torch
 
 from quatsphere.data.augment import normalize
 from quatsphere.report.view import ViewImage, compute_trace, example_images, read_trace
-from quatsphere.train.load import data_of, open_run
+from quatsphere.train.load import load
 
 Command = Callable[..., Any]
 
@@ -44,9 +44,9 @@ def test_trace_agrees_with_the_model(tiny_run: Path, tmp_path: Path, command: Co
     """Compare weights, frames and evidence in the file with a forward pass of the trained model."""
     assert command("view", str(tiny_run), "-o", "v.html").code == 0
     arrays = read_trace(tmp_path / "v.safetensors").arrays
-    trained = open_run(str(tiny_run))
+    trained = load(str(tiny_run))
     model: Any = trained.model
-    shown = example_images(data_of(trained))
+    shown = example_images(trained.dataset())
     images = torch.stack([image.pixels for image in shown])
     mean, std = torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"])
     with torch.no_grad():
@@ -67,9 +67,9 @@ def test_trace_agrees_with_the_model(tiny_run: Path, tmp_path: Path, command: Co
 
 def test_messages_sum_to_the_aggregate(tiny_run: Path) -> None:
     """Σ_j w_ij r_ij x_j r_ij* from the file's own numbers is the output of the kernel."""
-    trained = open_run(str(tiny_run))
+    trained = load(str(tiny_run))
     model: Any = trained.model
-    shown = example_images(data_of(trained))[:1]
+    shown = example_images(trained.dataset())[:1]
     arrays = {name: torch.as_tensor(values) for name, values in compute_trace(trained, shown).arrays.items()}
     from quatsphere.geometry import quaternion
 
@@ -85,15 +85,15 @@ def test_messages_sum_to_the_aggregate(tiny_run: Path) -> None:
 
 
 def test_drift_is_an_angle(tiny_run: Path) -> None:
-    trained = open_run(str(tiny_run))
-    arrays = compute_trace(trained, example_images(data_of(trained))).arrays
+    trained = load(str(tiny_run))
+    arrays = compute_trace(trained, example_images(trained.dataset())).arrays
     assert (arrays["drift.0"] > 0).all()
     assert arrays["drift.0"].max() < np.pi
     assert arrays["drift.0"].shape == arrays["base.0"].shape[:2]
 
 
 def test_colours_of_a_grey_image(tiny_run: Path) -> None:
-    trained = open_run(str(tiny_run))
+    trained = load(str(tiny_run))
     grey = ViewImage("grey", torch.full((1, 8, 8), 77, dtype=torch.uint8), None)
     arrays = compute_trace(trained, [grey]).arrays
     for step in range(4):
@@ -146,9 +146,9 @@ def test_evidence_with_a_pool_weight_per_head(tiny: list[str], command: Command)
     """The contributions of the vertices sum to the predicted logit minus its bias."""
     change = ["--model.pooling", "quaternion_per_head"]
     assert command("train", *tiny, *change, "--run-dir", "r").code == 0
-    trained = open_run("r")
+    trained = load("r")
     model: Any = trained.model
-    shown = example_images(data_of(trained))
+    shown = example_images(trained.dataset())
     found = compute_trace(trained, shown).arrays
     mean, std = torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"])
     with torch.no_grad():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quatsphere.data import Dataset, load_dataset
-from quatsphere.diagnostics import PAPER, SCHEMA, diagnose
+from quatsphere.diagnostics import PAPER_VALUES, SCHEMA, diagnose
 from quatsphere.diagnostics.interventions import transport_effects, transport_off
 from quatsphere.diagnostics.sections import SECTIONS
 from quatsphere.errors import ConfigError
@@ -94,7 +94,7 @@ def test_absent_sections_by_model(kind: str, found: dict[str, dict[str, Any]]) -
 @pytest.mark.parametrize("kind", ["qsv", "attention"])
 def test_papers_values_only_for_qsv_on_cifar10(kind: str, digits: Dataset) -> None:
     seen = diagnose(build(kind), replace(digits, name="cifar10"), images=4, only=["routing"])
-    assert seen["paper"] == (PAPER if kind == "qsv" else {})
+    assert seen["paper"] == (PAPER_VALUES if kind == "qsv" else {})
 
 
 def test_an_untrained_model(found: dict[str, dict[str, Any]]) -> None:

@@ -16,9 +16,7 @@ from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
 @pytest.fixture
 def graph() -> Tensor:
-    return torch.tensor(
-        [[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]]
-    )  # source 4 has no target, 3 is listed twice by one
+    return torch.tensor([[0, 1], [1, 3], [3, 3], [0, 3], [2, 1]])  # source 4 has no target, 3 is listed twice by one
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:

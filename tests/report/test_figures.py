@@ -167,7 +167,7 @@ def test_svg_is_reproducible_and_self_contained(name: str) -> None:
     assert b"<dc:date>" not in first
 
 
-@pytest.mark.parametrize("kind", style.FORMATS)
+@pytest.mark.parametrize("kind", style.FIGURE_FORMATS)
 def test_save_uses_the_format_of_the_suffix(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"figure.{kind}"
     draw.save(draw.scaling_plot(SCALING), path)

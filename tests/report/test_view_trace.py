@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from quatsphere.errors import DataError
-from quatsphere.report.view import CHECKPOINT_FORMAT, ViewTrace, read_trace, write_trace
+from quatsphere.report.view import TRACE_FORMAT, ViewTrace, read_trace, write_trace
 
 RNG = np.random.default_rng(0)
 
@@ -61,8 +61,8 @@ def test_ends_of_the_scales(tmp_path: Path) -> None:
         b"\xff" * 64,
         save({"a": np.zeros(3)}),
         save({"a": np.zeros(3)}, metadata={"view": "{"}),
-        save({"a": np.zeros(3)}, metadata={"view": json.dumps({"format": CHECKPOINT_FORMAT + 1})}),
-        save({"a": np.zeros(3)}, metadata={"view": json.dumps({"format": CHECKPOINT_FORMAT})})[:-4],
+        save({"a": np.zeros(3)}, metadata={"view": json.dumps({"format": TRACE_FORMAT + 1})}),
+        save({"a": np.zeros(3)}, metadata={"view": json.dumps({"format": TRACE_FORMAT})})[:-4],
     ],
 )
 def test_other_files_are_rejected(content: bytes, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from quatsphere.cli.parser import Parser, at_least
 from quatsphere.errors import ConfigError
 
-EPILOG = """\
+_EPILOG = """\
 Candidates run in turn, round after round, in one process; the warm-up is not counted. Peak memory is
 what one pass adds to a fresh process. docs/performance.md has more, and the schema of the JSON."""
 SUBJECTS = ("kernel", "step", "inference", "scaling")
@@ -16,7 +16,7 @@ SUBJECTS = ("kernel", "step", "inference", "scaling")
 
 def run(words: list[str]) -> int:
     """Measure, print, compare and save."""
-    parser = Parser(prog="quatsphere bench", description=__doc__, epilog=EPILOG)
+    parser = Parser(prog="quatsphere bench", description=__doc__, epilog=_EPILOG)
     parser.add_argument("subject", nargs="?", choices=SUBJECTS, help="one of them alone (default: all four)")
     number = at_least(1)
     parser.add_argument("--json", metavar="FILE", help="save the figures; 'quatsphere figures --bench FILE' draws them")

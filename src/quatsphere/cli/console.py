@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import IO, Any, ClassVar, cast
+from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -21,6 +21,10 @@ from rich.table import Table
 from quatsphere.cli.parser import note
 from quatsphere.runtime import compilation, working_time
 from quatsphere.train.reporting import Progress, Reporter
+
+if TYPE_CHECKING:
+    from quatsphere.data import Dataset
+    from quatsphere.train.load import TrainedModel
 
 STEPS, SECONDS = 5, 10.0
 """Steps to time, or fewer if they take this long; the first step of a process is slower and does not count."""
@@ -51,10 +55,10 @@ class Forecast:
         left = self.total - progress.step if begun else self.total
         epochs = -(-left // steps)
         scope = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}{' left' if begun else ''}"
-        return f"about {spell(seconds / timed * left * self.with_validation)} for {scope}"
+        return f"about {spell_duration(seconds / timed * left * self.with_validation)} for {scope}"
 
 
-def spell(seconds: float) -> str:
+def spell_duration(seconds: float) -> str:
     """`42 s`, `12 min`, `2.5 h`, `3 days`."""
     for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 1.5 * size:
@@ -63,7 +67,7 @@ def spell(seconds: float) -> str:
 
 
 COMPILING = "compiling kernels, once, about 40 s"
-PATIENCE = 2.0
+COMPILE_PATIENCE = 2.0
 """Seconds after which a compilation is mentioned; small loops take less."""
 QUIET_SECONDS = 60.0
 """Longest time between lines within an epoch if there is no bar."""
@@ -118,7 +122,7 @@ class Bars(RichProgress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return the bars, and the spinner while kernels are compiled."""
         yield from super().get_renderables()
-        if compilation.current >= PATIENCE:
+        if compilation.current >= COMPILE_PATIENCE:
             self.spinner.update(text=f"{COMPILING}: {compilation.seconds:.0f} s")
             yield self.spinner
 
@@ -140,13 +144,13 @@ class CompileNotice:
     def __init__(self) -> None:
         self._said = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer = threading.Timer(COMPILE_PATIENCE, self._show)
         self._spinner: Any = None
 
     def __call__(self, begins: bool) -> None:
         """Start or end the note of a compilation."""
         if begins:
-            self._timer = threading.Timer(PATIENCE, self._show)
+            self._timer = threading.Timer(COMPILE_PATIENCE, self._show)
             self._timer.daemon = True
             self._timer.start()
             return
@@ -194,6 +198,12 @@ class Ticker:
 
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
+
+
+def read_dataset_of(trained: TrainedModel, root: str | None = None) -> Dataset:
+    """Load the data of a run with a progress bar, from `root` if it has moved."""
+    with Ticker("reading data") as ticker:
+        return trained.dataset(root, progress=ticker)
 
 
 class LiveReporter(Reporter):

@@ -44,13 +44,13 @@ def run(words: list[str]) -> int:
 
 def write_pages(folder: Path) -> dict[str, str]:
     """Write the view, if the model has shells, and the report, which links to it."""
-    from quatsphere.cli.console import note
+    from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.report.run_report import write_run_report
     from quatsphere.report.view import example_images, write_view
-    from quatsphere.train.load import data_of, open_run
+    from quatsphere.train.load import load
 
-    trained = open_run(str(folder))
-    dataset = data_of(trained)
+    trained = load(str(folder))
+    dataset = read_dataset_of(trained)
     pages = {"report": str(folder / "report.html")}
     if hasattr(trained.model, "layout"):
         pages["view"] = str(folder / "view.html")

@@ -32,12 +32,12 @@ def run(words: list[str]) -> int:
     asked = parser.parse_args(words)
     from quatsphere.diagnostics.tables import print_diagnosis
     from quatsphere.storage.atomic import finite, write_json
-    from quatsphere.train.load import open_run
+    from quatsphere.train.load import load
 
-    trained = open_run(asked.run, asked.checkpoint)
+    trained = load(asked.run, asked.checkpoint)
     if asked.fingerprint:
         return show_fingerprint(trained, asked)
-    found = {"run": trained.run.name, "step": trained.step, **measure(trained, asked)}
+    found = {"run": trained.run.name, "step": trained.step, **diagnose_split(trained, asked)}
     if not asked.no_save:
         write_json(trained.run.path / FILE, found)
     if asked.json:
@@ -58,7 +58,7 @@ def show_fingerprint(trained: Any, asked: Any) -> int:
 
     if not has_field(trained.model):
         raise ConfigError(f"run '{trained.run.name}' has a model without quaternions; name a run of QSV")
-    found = fingerprint(measure(trained, asked, REQUIRED_SECTIONS))
+    found = fingerprint(diagnose_split(trained, asked, REQUIRED_SECTIONS))
     if asked.json:
         print(json.dumps(found))
         return 0
@@ -67,14 +67,13 @@ def show_fingerprint(trained: Any, asked: Any) -> int:
     return 0
 
 
-def measure(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
+def diagnose_split(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
     """Diagnose a run on the data it was trained on; `only` names the sections, by default all."""
-    from quatsphere.cli.console import Ticker
+    from quatsphere.cli.console import Ticker, read_dataset_of
     from quatsphere.diagnostics import diagnose
     from quatsphere.diagnostics.sections import SECTIONS
-    from quatsphere.train.load import data_of
 
-    dataset = data_of(trained, asked.data_root)
+    dataset = read_dataset_of(trained, asked.data_root)
     with Ticker("diagnosing") as ticker:
         return diagnose(
             trained.model,

@@ -20,10 +20,10 @@ def run(words: list[str]) -> int:
     args = parser.parse_args(words)
     from quatsphere.cli.console import evaluation_table
     from quatsphere.storage.atomic import finite
-    from quatsphere.train.load import open_run
+    from quatsphere.train.load import load
 
-    trained = open_run(args.run, args.checkpoint)
-    report = measure(trained, args.data_root, args.split)
+    trained = load(args.run, args.checkpoint)
+    report = evaluate_split(trained, args.data_root, args.split)
     if args.json:
         facts = {"run": str(trained.run.path), "split": args.split, "step": trained.step, **report}
         print(json.dumps(finite(facts)))
@@ -33,12 +33,11 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def measure(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
+def evaluate_split(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
     """Every measure of one split."""
-    from quatsphere.cli.console import Ticker
+    from quatsphere.cli.console import Ticker, read_dataset_of
     from quatsphere.train.evaluation import evaluate
-    from quatsphere.train.load import data_of
 
-    dataset = data_of(trained, root)
+    dataset = read_dataset_of(trained, root)
     with Ticker("evaluating") as ticker:
         return evaluate(trained.model, dataset, split, progress=ticker).report()

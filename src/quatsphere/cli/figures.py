@@ -12,14 +12,14 @@ from typing import Any
 from quatsphere.cli.parser import Parser, add_json
 from quatsphere.errors import ConfigError
 
-EPILOG = """\
+_EPILOG = """\
 Without RUN or --results only the paper's schematic figures are drawn, with the paper's costs as labels. Figures of the
 inside of a RUN need its diagnostics.json, which 'quatsphere diagnose RUN' writes."""
 
 
 def run(words: list[str]) -> int:
     """Draw every figure that the named files allow."""
-    parser = Parser(prog="quatsphere figures", description=__doc__, epilog=EPILOG)
+    parser = Parser(prog="quatsphere figures", description=__doc__, epilog=_EPILOG)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs")
     parser.add_argument("--results", metavar="DIR", help="folder of a study: ablations, costs, the probe of beta")
     parser.add_argument("--bench", metavar="FILE", help="JSON of 'quatsphere bench': throughput, scaling")

@@ -23,15 +23,15 @@ def run(words: list[str]) -> int:
     )
     add_json(parser)
     args = parser.parse_config(words)
-    facts = gather(args.config, args.batch)
+    facts = describe(args.config, args.batch)
     if args.json:
         print(json.dumps(facts))
     else:
-        show(facts)
+        print_description(facts)
     return 0
 
 
-def gather(config: Any, batch: int) -> dict[str, Any]:
+def describe(config: Any, batch: int) -> dict[str, Any]:
     """Machine, kernel, parameters and memory as plain values."""
     import torch
 
@@ -64,7 +64,7 @@ def gather(config: Any, batch: int) -> dict[str, Any]:
     }
 
 
-def show(facts: dict[str, Any]) -> None:
+def print_description(facts: dict[str, Any]) -> None:
     """Print the facts as text and tables."""
     from quatsphere.cli.console import counted, parameter_table
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, NoReturn, get_origin
 from quatsphere.config.checks import alternatives
 from quatsphere.config.presets import PRESETS, preset_settings
 from quatsphere.config.resolve import (
-    GROUPS,
     MODEL_CONFIGS,
     RENAMED,
+    SETTING_GROUPS,
     TRUTH,
     Layer,
     config_to_dict,
@@ -46,7 +46,7 @@ OLD_OPTIONS = {
     **{f"--{old}": f"--{new}" for old, new in RENAMED.items()},
 }
 """Former spelling of an option -> its spelling; accepted with a note until the next release."""
-EPILOG = """\
+SETTINGS_EPILOG = """\
 Settings come from --preset, then -c FILE, then the environment, then the
 command line: the later one wins, and --print-config shows what comes out.
 QUATSPHERE_TRAIN__EPOCHS=2 in the environment means --train.epochs 2.
@@ -203,7 +203,7 @@ class SettingsParser(Parser):
         if not self.show_fields:
             return
         others = " or ".join(name for name in MODEL_CONFIGS if name != model)
-        self.epilog, self.conflict_handler = EPILOG.format(model=model, others=others), "resolve"
+        self.epilog, self.conflict_handler = SETTINGS_EPILOG.format(model=model, others=others), "resolve"
         for group, kind in group_types(model).items():
             section = self.add_argument_group(f"{group}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
             docs, defaults = field_docs(kind), vars(kind())
@@ -214,7 +214,7 @@ class SettingsParser(Parser):
 
     def _unknown(self, word: str) -> str:
         group, dot, _ = word.removeprefix("--").partition(".")
-        if not word.startswith("--") or group not in GROUPS:
+        if not word.startswith("--") or group not in SETTING_GROUPS:
             return super()._unknown(word)
         if not dot:
             return f"--{group} is a group; set its fields one by one, e.g. --{group}.FIELD, or use -c FILE"

@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
         from quatsphere.cli.console import note
         from quatsphere.report.run_report import write_run_report
 
-        write_run_report(folder, page, lambda: load(str(folder), asked.checkpoint, asked.data_root), note)
+        write_run_report(folder, page, lambda: load_with_data(str(folder), asked.checkpoint, asked.data_root), note)
     else:
         from quatsphere.report.study_report import write_study_report
 
@@ -44,9 +44,10 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def load(folder: str, checkpoint: str, root: str | None) -> tuple[Any, Any]:
+def load_with_data(folder: str, checkpoint: str, root: str | None) -> tuple[Any, Any]:
     """Return a trained model and its data."""
-    from quatsphere.train.load import data_of, open_run
+    from quatsphere.cli.console import read_dataset_of
+    from quatsphere.train.load import load
 
-    trained = open_run(folder, checkpoint)
-    return trained, data_of(trained, root)
+    trained = load(folder, checkpoint)
+    return trained, read_dataset_of(trained, root)

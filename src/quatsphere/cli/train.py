@@ -51,7 +51,7 @@ def make_parser() -> SettingsParser:
 
 def run(words: list[str]) -> int:
     """Train a new run or resume one."""
-    args = make_parser().parse_config(words, stored_settings)
+    args = make_parser().parse_config(words, resumed_settings)
     if not args.run_dir:
         raise ConfigError("train needs a folder for the run; add --run-dir DIR")
     from quatsphere.cli.console import LiveReporter
@@ -72,7 +72,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def stored_settings(args: argparse.Namespace) -> Layer | None:
+def resumed_settings(args: argparse.Namespace) -> Layer | None:
     """Settings of the run that is to be resumed, if it exists."""
     path = RunFolder(args.run_dir).config if args.run_dir and args.resume else None
     return Layer(str(path), flatten(read_yaml(path), str(path))) if path and path.is_file() else None

@@ -24,19 +24,19 @@ def run(words: list[str]) -> int:
     add_data_root(parser)
     add_json(parser, "print the paths as JSON")
     asked = parser.parse_args(words)
-    from quatsphere.cli.console import note
+    from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.report import require_report
     from quatsphere.report.page import page_path
     from quatsphere.report.view import MAX_IMAGES, example_images, write_view
-    from quatsphere.train.load import data_of, open_run
+    from quatsphere.train.load import load
 
     require_report()
-    trained = open_run(asked.run, asked.checkpoint)
+    trained = load(asked.run, asked.checkpoint)
     page = page_path(asked.output, trained.run.path / "view.html")
     if len(asked.image) > MAX_IMAGES:
         note(f"{MAX_IMAGES} images stand side by side; the other {len(asked.image) - MAX_IMAGES} left out")
     files = asked.image[:MAX_IMAGES]
-    images = read_files(trained, files) if files else example_images(data_of(trained, asked.data_root))
+    images = read_files(trained, files) if files else example_images(read_dataset_of(trained, asked.data_root))
     paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
     print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     return 0
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
 
 def read_files(trained: Any, names: list[str]) -> list[Any]:
     """Read image files as the model reads them, without a class."""
-    from quatsphere.cli.predict import read_image
     from quatsphere.report.view import ViewImage
+    from quatsphere.train.predict import image_pixels
 
-    return [ViewImage(Path(name).name, read_image(Path(name), trained.config), None) for name in names]
+    return [ViewImage(Path(name).name, image_pixels(name, trained.config), None) for name in names]

@@ -9,13 +9,13 @@ from quatsphere.config.resolve import Layer, flatten, parse_changes, resolve_con
 from quatsphere.config.schema import RunConfig
 from quatsphere.errors import ConfigError, did_you_mean
 
-PAPER: dict[str, dict[str, Any]] = {
+PAPER_RECIPE: dict[str, dict[str, Any]] = {
     "data": {"name": "cifar10"},
     "optim": {"repulsion_start": 0.001},
     "train": {"head_diversity_pairs": "mean", "compile": True},
 }
 """Settings of the paper; two values that it does not state are fitted to its diagnostics (docs/fingerprints.md)."""
-BASELINE: dict[str, dict[str, Any]] = {**PAPER, "train": {**PAPER["train"], "patience": None}}
+BASELINE: dict[str, dict[str, Any]] = {**PAPER_RECIPE, "train": {**PAPER_RECIPE["train"], "patience": None}}
 """The paper's baselines run the full horizon without early stopping."""
 
 LITE_SHELLS: dict[str, Any] = {"base_vertices": 48, "shells": 3, "plane_rows": 6}
@@ -32,12 +32,12 @@ LITE_BUDGET = 126_519
 """Parameters of the lite QSV at 3 channels and 10 classes: the budget of its matched baselines (pinned by a test)."""
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper-cifar10": PAPER,
+    "paper-cifar10": PAPER_RECIPE,
     "paper-cifar100": {
-        **PAPER,
+        **PAPER_RECIPE,
         "data": {"name": "cifar100"},
         "model": {"num_classes": 100},
-        "optim": {**PAPER["optim"], "repulsion_neighbours": 16},
+        "optim": {**PAPER_RECIPE["optim"], "repulsion_neighbours": 16},
     },
     "paper-attention": {**BASELINE, "model": {"name": "attention"}},
     "paper-flat": {**BASELINE, "model": {"name": "attention", "layout": "plane"}},

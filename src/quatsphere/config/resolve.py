@@ -30,7 +30,7 @@ from quatsphere.config.schema import (
 )
 from quatsphere.errors import ConfigError, did_you_mean
 
-GROUPS = ("data", "model", "optim", "train")
+SETTING_GROUPS = ("data", "model", "optim", "train")
 MODEL_CONFIGS: dict[str, Any] = {
     "qsv": QSVConfig,
     "attention": AttentionConfig,
@@ -45,7 +45,7 @@ RENAMED = {
     "train.keep": "train.keep_checkpoints",
 }
 """Former name of a setting -> its name; former names are still read everywhere, and never written."""
-NOTHING = ("none", "null")
+NONE_WORDS = ("none", "null")
 """Spellings of a missing value."""
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -83,9 +83,9 @@ def config_to_dict(config: RunConfig) -> dict[str, dict[str, Any]]:
 def config_from_dict(groups: Mapping[str, Any], source: str = "settings") -> RunConfig:
     """Inverse of `config_to_dict`; fields that are missing have their defaults, groups must not be missing."""
     flat = flatten(groups, source)
-    missing = [group for group in GROUPS if group not in groups] or ["model.name"][: "model.name" not in flat]
+    missing = [group for group in SETTING_GROUPS if group not in groups] or ["model.name"][: "model.name" not in flat]
     if missing:
-        raise ConfigError(f"no {missing[0]!r} ({source}); groups are {', '.join(GROUPS)}")
+        raise ConfigError(f"no {missing[0]!r} ({source}); groups are {', '.join(SETTING_GROUPS)}")
     return resolve_config([Layer(source, flat)])
 
 
@@ -94,14 +94,14 @@ def flatten(groups: Mapping[str, Any], source: str = "settings") -> dict[str, An
     flat: dict[str, Any] = {}
     for group, fields in groups.items():
         if not isinstance(fields, Mapping | None):
-            raise ConfigError(f"{group!r} must be a group of fields ({source}); groups are {', '.join(GROUPS)}")
+            raise ConfigError(f"{group!r} must be a group of fields ({source}); groups are {', '.join(SETTING_GROUPS)}")
         flat |= {f"{group}.{name}": value for name, value in (fields or {}).items()}
     return rename(flat)
 
 
 def flat_settings(config: RunConfig) -> dict[str, Any]:
     """A configuration as `group.field` -> value."""
-    return flatten(config_to_dict(config))
+    return flatten(dataclasses.asdict(config))
 
 
 def rename(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -164,7 +164,7 @@ def parse_value(key: str, value: Any, kind: Any, source: str) -> Any:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    if value is None or (isinstance(value, str) and value.lower() in NOTHING):
+    if value is None or (isinstance(value, str) and value.lower() in NONE_WORDS):
         if NoneType in alternatives(kind):
             return None
         if "none" in alternatives(kind):

@@ -12,9 +12,9 @@ from typing import Literal
 
 from quatsphere.config.checks import check_types, require, require_finite, require_fraction
 
-Layout = Literal["sphere", "plane"]
-Resample = Literal["index", "geometric"]
-Stencil = Literal["span", "pitch"]
+LayoutName = Literal["sphere", "plane"]
+ResampleMode = Literal["index", "geometric"]
+StencilMeaning = Literal["span", "pitch"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LatticeConfig:
     """Colour channels of the input image; training takes the data's (paper: 3)."""
     num_classes: int = 10
     """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
-    layout: Layout = "sphere"
+    layout: LayoutName = "sphere"
     """Arrangement of the vertices: nested Fibonacci spheres, or flat lattices (the paper's control)."""
     base_vertices: int = 128
     """V_1, vertices on the first shell; shell l has round(V_1 (1 + (l-1)/2)) (paper: 128)."""
@@ -44,9 +44,9 @@ class LatticeConfig:
     wrap_longitude: bool = False
     """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
     the edges that meet (paper: border padding)."""
-    resample: Resample = "index"
+    resample: ResampleMode = "index"
     """Interpolation of tokens to a shell of another size: along the vertex index (paper) or by position."""
-    stencil: Stencil = "span"
+    stencil: StencilMeaning = "span"
     """Meaning of 2/sqrt(V_1): half the side of the 5x5 stencil, or the pitch of its samples (paper is silent)."""
     self_neighbour: bool = True
     """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""

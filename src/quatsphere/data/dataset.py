@@ -19,7 +19,7 @@ ProgressCallback = Callable[[int, int], None]
 Indices = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Images and labels of the training, validation or test split."""
 
@@ -29,8 +29,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A data set ready for training; a sample's id is its index in `train`."""
 
@@ -43,6 +46,11 @@ class Dataset:
     std: Tensor  # (C,) float32
     fingerprint: str
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{len(getattr(self, name)):,} {name}" for name in ("train", "val", "test"))
+        size = "x".join(map(str, self.train.images.shape[1:]))
+        return f"Dataset({self.name}: {len(self.classes)} classes, {splits} images of {size})"
 
 
 @dataclass(frozen=True)

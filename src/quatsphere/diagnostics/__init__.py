@@ -1,5 +1,5 @@
 """Numbers about the inside of a trained model: `diagnose(model, dataset)`."""
 
-from quatsphere.diagnostics.diagnose import PAPER, SCHEMA, diagnose
+from quatsphere.diagnostics.diagnose import PAPER_VALUES, SCHEMA, diagnose
 
-__all__ = ["PAPER", "SCHEMA", "diagnose"]
+__all__ = ["PAPER_VALUES", "SCHEMA", "diagnose"]

@@ -15,7 +15,7 @@ from quatsphere.models import Model
 SCHEMA = 1
 """Version of the output; readers refuse a later one."""
 
-PAPER: dict[str, str] = {
+PAPER_VALUES: dict[str, str] = {
     "accuracy.train": "0.957",
     "accuracy.held_out": "0.865",
     "accuracy.gap": "about 0.09",
@@ -85,7 +85,7 @@ def _identity(traced: TracedModel) -> dict[str, Any]:
     """Return the names of model, data, steps and shells."""
     model: Any = traced.model
     return {
-        "paper": PAPER if (model.config.name, traced.dataset.name) == ("qsv", "cifar10") else {},
+        "paper": PAPER_VALUES if (model.config.name, traced.dataset.name) == ("qsv", "cifar10") else {},
         "model": model.config.name,
         "layout": getattr(model.config, "layout", None),
         "data": traced.dataset.name,

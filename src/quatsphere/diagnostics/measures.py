@@ -193,8 +193,8 @@ MAX_TARGETS = 2048
 MAX_DISTANCES = 2**20
 """Largest number of distances in memory."""
 
-Metric = Callable[[Tensor, Tensor], Tensor]
-METRICS: dict[str, Metric] = {
+DistanceFunction = Callable[[Tensor, Tensor], Tensor]
+GRAPH_METRICS: dict[str, DistanceFunction] = {
     "euclidean": lambda target, source: (target - source).norm(dim=-1),
     "geodesic": angular_separation,
     "cosine": lambda target, source: 1 - (directions(target) * directions(source)).sum(-1),
@@ -206,14 +206,14 @@ def metric_agreement(targets: Float[Tensor, "t 3"], sources: Float[Tensor, "s 3"
     """Return, for every pair of metrics, the fraction of targets with the same set of k nearest neighbours."""
     step = -(-len(targets) // MAX_TARGETS)
     targets, sources = targets.detach().double()[::step], sources.detach().double()
-    chosen = {name: _neighbour_mask(targets, sources, k, metric) for name, metric in METRICS.items()}
+    chosen = {name: _neighbour_mask(targets, sources, k, metric) for name, metric in GRAPH_METRICS.items()}
     return {
         f"{one}_{other}": float((chosen[one] == chosen[other]).all(1).double().mean())
-        for one, other in combinations(METRICS, 2)
+        for one, other in combinations(GRAPH_METRICS, 2)
     }
 
 
-def _neighbour_mask(targets: Tensor, sources: Tensor, k: int, metric: Metric) -> Bool[Tensor, "t s"]:
+def _neighbour_mask(targets: Tensor, sources: Tensor, k: int, metric: DistanceFunction) -> Bool[Tensor, "t s"]:
     """Return the mask of the k nearest sources of every target."""
     rows = max(1, MAX_DISTANCES // len(sources))
     distances = (metric(tile.unsqueeze(1), sources.unsqueeze(0)) for tile in targets.split(rows))

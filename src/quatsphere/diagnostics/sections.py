@@ -27,15 +27,15 @@ from quatsphere.diagnostics.traced_model import TracedModel, has_field
 from quatsphere.nn.field import LearnedBound, NoPerturbation
 from quatsphere.nn.measures import field_motion
 
-Section = dict[str, Any]
-MakeSection = Callable[[TracedModel], Section]
+SectionValues = dict[str, Any]
+MakeSection = Callable[[TracedModel], SectionValues]
 GRADIENT_BATCH = 16
 """Images per backward pass of the receptive field."""
 LOGGED = ("routing_entropy", "routing_peak", "beta", "bound", "field_motion", "val_accuracy", "images_per_second")
 """Fields of metrics.jsonl that are copied unchanged."""
 
 
-def absent(reason: str) -> Section:
+def absent(reason: str) -> SectionValues:
     """Return a section that does not apply, with the reason."""
     return {"absent": reason}
 
@@ -50,7 +50,7 @@ def needs_field(section: MakeSection) -> MakeSection:
     return lambda traced: section(traced) if has_field(traced.model) else absent("the model has no quaternions")
 
 
-def accuracy(traced: TracedModel) -> Section:
+def _accuracy(traced: TracedModel) -> SectionValues:
     """Accuracy on the held-out split and on as many unaugmented training images, and the gap between them."""
     held_out = traced.evaluate(traced.subset(traced.split, traced.accuracy_images))
     train = traced.evaluate(traced.subset("train", len(held_out.labels)))
@@ -63,7 +63,7 @@ def accuracy(traced: TracedModel) -> Section:
 
 
 @needs_shells
-def routing(traced: TracedModel) -> Section:
+def _routing(traced: TracedModel) -> SectionValues:
     """Per step: entropy as a fraction of log k, peak and histogram as multiples of 1/k."""
     images = [float(summary.images) for summary in traced.summaries]
     return {
@@ -77,13 +77,13 @@ def routing(traced: TracedModel) -> Section:
 
 
 @needs_field
-def spread(traced: TracedModel) -> Section:
+def _spread(traced: TracedModel) -> SectionValues:
     """Per step: mean rotation angle to the neighbours and standard deviation of their scores."""
     return {"orientation": _per_step(traced, "orientation"), "score": _per_step(traced, "score")}
 
 
 @needs_field
-def beta(traced: TracedModel) -> Section:
+def _beta(traced: TracedModel) -> SectionValues:
     """Per step: β of every head, and whether the routing rule uses it."""
     heads = torch.stack([step.module.routing.beta.detach() for step in traced.steps])
     used = traced.steps[0].module.routing.rule != "uniform"
@@ -91,7 +91,7 @@ def beta(traced: TracedModel) -> Section:
 
 
 @needs_field
-def bound(traced: TracedModel) -> Section:
+def _bound(traced: TracedModel) -> SectionValues:
     """Per shell: ε, |ω|, and |ω|/ε, which is at most √3 because each of ω's three components is bounded by ε."""
     model: Any = traced.model
     if isinstance(traced.steps[0].module.perturbation, NoPerturbation):
@@ -106,14 +106,14 @@ def bound(traced: TracedModel) -> Section:
 
 
 @needs_field
-def heads(traced: TracedModel) -> Section:
+def _heads(traced: TracedModel) -> SectionValues:
     """Per shell: similarity of the heads' base quaternions."""
     model: Any = traced.model
     return {"similarity": [head_similarity(field.base.detach()) for field in model.fields]}
 
 
 @needs_field
-def drift(traced: TracedModel) -> Section:
+def _drift(traced: TracedModel) -> SectionValues:
     """Per shell: mean rotation angle between the base quaternions and their initial values."""
     model: Any = traced.model
     start: Any = traced.start
@@ -124,7 +124,7 @@ def drift(traced: TracedModel) -> Section:
 
 
 @needs_shells
-def coverage(traced: TracedModel) -> Section:
+def _coverage(traced: TracedModel) -> SectionValues:
     """Per shell: evenness of the vertices and their displacement in training."""
     model: Any = traced.model
     start: Any = traced.start
@@ -134,7 +134,7 @@ def coverage(traced: TracedModel) -> Section:
 
 
 @needs_shells
-def graphs(traced: TracedModel) -> Section:
+def _graphs(traced: TracedModel) -> SectionValues:
     """Per step: fraction of targets with the same Euclidean, geodesic and cosine neighbours."""
     model: Any = traced.model
     shells = [shell.positions.detach().cpu() for shell in model.layout.shells]
@@ -149,7 +149,7 @@ def graphs(traced: TracedModel) -> Section:
 
 
 @needs_field
-def holonomy(traced: TracedModel) -> Section:
+def _holonomy(traced: TracedModel) -> SectionValues:
     """Largest rotation angle around triangles of a shell, and largest change of a feature transported around them."""
     images = next(traced.batches(traced.subset(traced.split, 2), 2))
     with torch.no_grad():
@@ -167,7 +167,7 @@ def holonomy(traced: TracedModel) -> Section:
     return {"step": step.name, "triangles": len(corners), "angle": float(angles.max()), "carried": error}
 
 
-def parts(traced: TracedModel) -> Section:
+def _parts(traced: TracedModel) -> SectionValues:
     """Parameters and time of a forward pass by part; `note` is set if the pass otherwise runs fused."""
     counts = traced.model.parameter_parts()
     images = next(traced.batches(traced.subset(traced.split, 32), 32))
@@ -182,7 +182,7 @@ def parts(traced: TracedModel) -> Section:
 
 
 @needs_field
-def transport(traced: TracedModel) -> Section:
+def _transport(traced: TracedModel) -> SectionValues:
     """Changes of accuracy and likelihood without a head's, a step's or all transport at test time."""
     if traced.steps[0].module.transport.rule == "identity":
         return absent("the transport rotates nothing")
@@ -190,19 +190,19 @@ def transport(traced: TracedModel) -> Section:
     return {"images": len(traced.traced), **effects}
 
 
-def receptive(traced: TracedModel) -> Section:
+def _receptive(traced: TracedModel) -> SectionValues:
     """Gradient of the predicted logit by pixel, averaged over images."""
     total = sum(pixel_gradients(traced.model, images) for images in traced.batches(traced.traced, GRADIENT_BATCH))
     gradients = gradient_map(torch.as_tensor(total).cpu())
     return {"images": len(traced.traced), "map": gradients, "effective_share": effective_share(gradients)}
 
 
-def training(traced: TracedModel) -> Section:
+def _training(traced: TracedModel) -> SectionValues:
     """Measures logged during training, by epoch."""
     if not traced.metrics:
         return absent("there are no metrics of the training")
     records = [record for record in traced.metrics if "epoch" in record]
-    out: Section = {"epoch": [record["epoch"] for record in records]}
+    out: SectionValues = {"epoch": [record["epoch"] for record in records]}
     for name in LOGGED:
         out[name] = [record.get(name) for record in records]
     for name, pick in {"beta_min": min, "beta_max": max}.items():
@@ -218,19 +218,19 @@ def _per_step(traced: TracedModel, name: str) -> torch.Tensor:
 
 
 SECTIONS: dict[str, MakeSection] = {
-    "accuracy": accuracy,
-    "routing": routing,
-    "spread": spread,
-    "beta": beta,
-    "bound": bound,
-    "heads": heads,
-    "drift": drift,
-    "coverage": coverage,
-    "graphs": graphs,
-    "holonomy": holonomy,
-    "parts": parts,
-    "transport": transport,
-    "receptive": receptive,
-    "training": training,
+    "accuracy": _accuracy,
+    "routing": _routing,
+    "spread": _spread,
+    "beta": _beta,
+    "bound": _bound,
+    "heads": _heads,
+    "drift": _drift,
+    "coverage": _coverage,
+    "graphs": _graphs,
+    "holonomy": _holonomy,
+    "parts": _parts,
+    "transport": _transport,
+    "receptive": _receptive,
+    "training": _training,
 }
 """name -> section, in the order of the output."""

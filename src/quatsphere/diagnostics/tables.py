@@ -36,8 +36,8 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
 
 def diagnosis_tables(found: Diagnosis) -> list[Table]:
     """Return every table that applies."""
-    makers = (_accuracy, _by_step, _field_by_shell, _vertices_by_shell, _over_training, _parts, _without_transport)
-    return [table for make in makers if (table := make(found)) is not None]
+    tables = [make(found) for section, make in TABLES.items() if has_section(found, section)]
+    return [table for table in tables if table.rows]
 
 
 def has_section(found: Diagnosis, section: str) -> bool:
@@ -85,10 +85,8 @@ def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
     return table
 
 
-def _accuracy(found: Diagnosis) -> Table | None:
+def _accuracy(found: Diagnosis) -> Table:
     """Accuracy on unaugmented training images and on held-out images; easiest and hardest classes."""
-    if not has_section(found, "accuracy"):
-        return None
     section, paper = found["accuracy"], PaperValues(found["paper"])
     table = _table("accuracy", "images", "accuracy", "number", "paper")
     held = section["held_out"]
@@ -104,10 +102,8 @@ def _accuracy(found: Diagnosis) -> Table | None:
     return table
 
 
-def _by_step(found: Diagnosis) -> Table | None:
+def _by_step(found: Diagnosis) -> Table:
     """Routing, spread and β of every application of the kernel."""
-    if not has_section(found, "routing"):
-        return None
     columns: list[tuple[str, str, Sequence[float]]] = [
         ("entropy", "routing.entropy", found["routing"]["entropy"]),
         ("peak", "routing.peak", found["routing"]["peak"]),
@@ -130,10 +126,8 @@ def _by_step(found: Diagnosis) -> Table | None:
     return table
 
 
-def _field_by_shell(found: Diagnosis) -> Table | None:
+def _field_by_shell(found: Diagnosis) -> Table:
     """Base quaternions and perturbation of every shell."""
-    if not has_section(found, "heads"):
-        return None
     columns: list[tuple[str, Callable[[int], str]]] = []
     if has_section(found, "bound"):
         bounds = found["bound"]["shells"]
@@ -150,10 +144,8 @@ def _field_by_shell(found: Diagnosis) -> Table | None:
     return _rows("field by shell", columns, len(found["shells"]))
 
 
-def _vertices_by_shell(found: Diagnosis) -> Table | None:
+def _vertices_by_shell(found: Diagnosis) -> Table:
     """Spacing and displacement of the vertices of every shell."""
-    if not has_section(found, "coverage"):
-        return None
     shells = found["coverage"]["shells"]
     sphere = found["layout"] == "sphere"
     unit: Callable[[float | None], str] = format_degrees if sphere else format_number
@@ -183,10 +175,8 @@ def _rows(title: str, columns: Sequence[tuple[str, Callable[[int], str]]], shell
     return table
 
 
-def _over_training(found: Diagnosis) -> Table | None:
+def _over_training(found: Diagnosis) -> Table:
     """First, last, smallest and largest value of the logged measures, mean over steps or shells."""
-    if not has_section(found, "training"):
-        return None
     training, paper = found["training"], PaperValues(found["paper"])
     table = _table("over training", "mean over steps or shells", "first", "last", "min", "max", "paper")
     for title, name, reported in (
@@ -201,13 +191,11 @@ def _over_training(found: Diagnosis) -> Table | None:
             table.add_row(
                 title, *(format_number(value) for value in (means[0], means[-1], min(means), max(means))), reported
             )
-    return table if table.rows else None
+    return table
 
 
-def _parts(found: Diagnosis) -> Table | None:
+def _parts(found: Diagnosis) -> Table:
     """Parameters and forward time by part."""
-    if not has_section(found, "parts"):
-        return None
     section = found["parts"]
     counts, time = section["parameters"], section["time_share"]
     note = section.get("note")
@@ -226,10 +214,8 @@ def _parts(found: Diagnosis) -> Table | None:
     return table
 
 
-def _without_transport(found: Diagnosis) -> Table | None:
+def _without_transport(found: Diagnosis) -> Table:
     """Accuracy and likelihood without the transport of each head and step."""
-    if not has_section(found, "transport"):
-        return None
     section = found["transport"]
     table = _table("transport off at test time", "where", "accuracy", "nll")
     rows = {f"head {i}": effect for i, effect in enumerate(section["heads"], start=1)}
@@ -238,6 +224,18 @@ def _without_transport(found: Diagnosis) -> Table | None:
     for name, effect in {**rows, "everywhere": section["all"]}.items():
         table.add_row(name, f"{effect['accuracy']:+.3f}", f"{effect['nll']:+.3f}")
     return table
+
+
+TABLES: dict[str, Callable[[Diagnosis], Table]] = {
+    "accuracy": _accuracy,
+    "routing": _by_step,
+    "heads": _field_by_shell,
+    "coverage": _vertices_by_shell,
+    "training": _over_training,
+    "parts": _parts,
+    "transport": _without_transport,
+}
+"""Section that a table needs -> table."""
 
 
 def remark_lines(found: Diagnosis) -> list[str]:

@@ -13,6 +13,13 @@ class Trace(dict[str, Any]):
 
     enabled = True
 
+    def __repr__(self) -> str:
+        """Names and shapes in one line; of a list, the number of steps and the shape of the first."""
+        lists = {name: value for name, value in self.items() if isinstance(value, list) and value}
+        shapes = [f"{name} {len(value)} x {tuple(value[0].shape)}" for name, value in lists.items()]
+        shapes += [f"{name} {tuple(value.shape)}" for name, value in self.items() if isinstance(value, Tensor)]
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
     def step(self, values: Callable[[], Mapping[str, Tensor]]) -> None:
         """Append the values of one step; `values` is a function, so that a disabled trace computes nothing."""
         if self.enabled:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from quatsphere.nn.patch_embedding import sample_image
 
-Array = NDArray[Any]
+ImageArray = NDArray[Any]
 
 
-def first_shell_samples(model: Any, image: Tensor) -> tuple[Array, Array]:
+def first_shell_samples(model: Any, image: Tensor) -> tuple[ImageArray, ImageArray]:
     """Return image coordinates (V, S, 2) and samples (V, S, C) that the model takes of an image (C, H, W) in [0, 1]."""
     with torch.no_grad():
         points = model.layout.image_coords().unsqueeze(1) + model.embed.stencil
@@ -26,31 +26,31 @@ def first_shell_samples(model: Any, image: Tensor) -> tuple[Array, Array]:
     return points.numpy(), samples.numpy()
 
 
-def shell_positions(model: Any) -> list[Array]:
+def shell_positions(model: Any) -> list[ImageArray]:
     """Return the vertex positions of every shell, outer shell first."""
     return [shell.positions.detach().numpy() for shell in model.layout.shells]
 
 
-def mean_colours(samples: Array) -> Array:
+def mean_colours(samples: ImageArray) -> ImageArray:
     """Return RGB (V, 3) in [0, 1], the mean of each vertex's samples (V, S, C); one channel becomes grey."""
     mean = samples.mean(axis=1).clip(0, 1)
     return mean[:, :3] if mean.shape[1] >= 3 else np.repeat(mean[:, :1], 3, axis=1)
 
 
-def rgb_pixels(image: Array) -> Array:
+def rgb_pixels(image: ImageArray) -> ImageArray:
     """Return a uint8 image (C, Y, X) as (Y, X, 3): its first three channels, or grey."""
     channels = image[:3] if image.shape[0] >= 3 else np.repeat(image[:1], 3, axis=0)
     return np.moveaxis(channels, 0, -1)
 
 
-def png_uri(pixels: Array) -> str:
+def png_uri(pixels: ImageArray) -> str:
     """Return uint8 pixels (Y, X, 3) as a PNG in a data URI."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def patch_sheet(points: Array, samples: Array, gap: int = 1) -> Array:
+def patch_sheet(points: ImageArray, samples: ImageArray, gap: int = 1) -> ImageArray:
     """Return one picture of all patches (V, S, C) in [0, 1], each near its place in the image.
 
     Vertices are sorted into rows by height and within a row by longitude (points (V, S, 2) are image coordinates), so

@@ -29,7 +29,7 @@ from quatsphere.report.run_files import RunFiles, read_json_object, read_run_fil
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
-CAPTIONS = {
+RUN_CAPTIONS = {
     "classes": ("Results", "Accuracy by class", "Test images, easiest class first."),
     "training": ("Training", "Loss and accuracy", "By epoch."),
     "inside": ("Training", "Internal measures", "Measured on validation images after every epoch."),
@@ -176,7 +176,7 @@ def _pictures(inputs: RunReportInputs, section: str) -> list[Picture]:
     """Return the figures of one section, in the order of the captions."""
     return [
         to_picture(title, text, inputs.figures[name])
-        for name, (place, title, text) in CAPTIONS.items()
+        for name, (place, title, text) in RUN_CAPTIONS.items()
         if place == section and name in inputs.figures
     ]
 

@@ -27,13 +27,12 @@ from quatsphere.report.page import inline_script, security_policy, write_page
 from quatsphere.storage.atomic import read_regular, write_bytes
 from quatsphere.train.load import TrainedModel
 
-Array = NDArray[Any]
-Arrays = dict[str, Array]
+TraceArrays = dict[str, NDArray[Any]]
 MAX_IMAGES = 2
 """Number of images that the page shows side by side."""
 TOP_CLASSES = 3
 """Number of classes with their probabilities per image."""
-FORMAT = 1
+TRACE_FORMAT = 1
 MAX_TRACE_BYTES = 256 << 20
 ROUTING_TITLES = {"softmax": "dot product"}
 """Names of routings on the page, if they differ from the setting."""
@@ -52,7 +51,7 @@ class ViewTrace(NamedTuple):
     """Content of a trace file: names and other facts, and arrays in the units of the model."""
 
     meta: dict[str, Any]
-    arrays: Arrays
+    arrays: TraceArrays
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {values.shape}" for name, values in list(self.arrays.items())[:4])
@@ -97,7 +96,7 @@ def compute_trace(trained: TrainedModel, images: list[ViewImage]) -> ViewTrace:
     inputs = normalize(pixels, torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"]))
     logits, trace = model(inputs, return_trace=True)
     index_type = np.uint16 if max(model.layout.vertex_counts) <= 1 << 16 else np.uint32
-    arrays: Arrays = {"pixels": pixels.numpy(), "pool": _to_array(_pool_weights(trace).mean(-1))}
+    arrays: TraceArrays = {"pixels": pixels.numpy(), "pool": _to_array(_pool_weights(trace).mean(-1))}
     arrays |= {f"positions.{shell}": positions for shell, positions in enumerate(shell_positions(model))}
     steps = model_steps(model)
     for step in range(len(steps)):
@@ -111,7 +110,7 @@ def compute_trace(trained: TrainedModel, images: list[ViewImage]) -> ViewTrace:
     return ViewTrace(_facts(trained, images, logits.detach(), steps), arrays)
 
 
-def _to_array(values: Tensor) -> Array:
+def _to_array(values: Tensor) -> NDArray[Any]:
     return values.detach().float().numpy()
 
 
@@ -147,7 +146,7 @@ def _facts(trained: TrainedModel, images: list[ViewImage], logits: Tensor, steps
     }
 
 
-def _evidence(model: QSV | AttentionNet, trace: Any, logits: Tensor) -> Arrays:
+def _evidence(model: QSV | AttentionNet, trace: Any, logits: Tensor) -> TraceArrays:
     """Return the contribution of each vertex to the logit of the predicted class.
 
     After the last step it is exact: the pool weight times ⟨W_c, x_v⟩, which sums to the logit minus its bias. Before
@@ -168,9 +167,9 @@ def _pool_weights(trace: Any) -> Tensor:
     return weights if weights.ndim == 3 else weights.unsqueeze(-1)
 
 
-def _colours(model: Any, pixels: Tensor, arrays: Arrays, steps: int) -> Arrays:
+def _colours(model: Any, pixels: Tensor, arrays: TraceArrays, steps: int) -> TraceArrays:
     """Return the mean sample of each first-shell vertex, and these colours averaged by the routing of every step."""
-    out: Arrays = {}
+    out: TraceArrays = {}
     colours = np.stack([mean_colours(first_shell_samples(model, image.float() / 255)[1]) for image in pixels])
     for step in range(steps):
         if step > 0:
@@ -180,11 +179,11 @@ def _colours(model: Any, pixels: Tensor, arrays: Arrays, steps: int) -> Arrays:
     return out
 
 
-def _quaternions(trained: TrainedModel, model: QSV, trace: Any) -> Arrays:
+def _quaternions(trained: TrainedModel, model: QSV, trace: Any) -> TraceArrays:
     """Return frames before and after the perturbation, their drift in training, and the features of the sources."""
     start = build_model(trained.config.model, seed=trained.config.train.seed)
     assert isinstance(start, QSV)
-    out: Arrays = {}
+    out: TraceArrays = {}
     for shell, (field, first) in enumerate(zip(model.fields, start.fields, strict=True)):
         out[f"base.{shell}"] = _to_array(field.base)
         out[f"drift.{shell}"] = _to_array(quaternion.distance(field.base, first.base))
@@ -199,22 +198,22 @@ def _quaternions(trained: TrainedModel, model: QSV, trace: Any) -> Arrays:
 # Storing a trace
 
 
-def _unit(values: Array) -> tuple[type, float]:
+def _unit(values: NDArray[Any]) -> tuple[type, float]:
     """Encoding of numbers in [0, 1]."""
     return np.uint16, 1 / 65535
 
 
-def _signed(values: Array) -> tuple[type, float]:
+def _signed(values: NDArray[Any]) -> tuple[type, float]:
     """Encoding of numbers in [-1, 1]."""
     return np.int16, 1 / 32767
 
 
-def _scaled(values: Array) -> tuple[type, float]:
+def _scaled(values: NDArray[Any]) -> tuple[type, float]:
     """Encoding of any numbers, relative to the largest."""
     return np.int16, max(float(np.abs(values).max(initial=0.0)), 1e-30) / 32767
 
 
-FIXED_POINT: dict[str, Callable[[Array], tuple[type, float]]] = {
+ENCODINGS: dict[str, Callable[[NDArray[Any]], tuple[type, float]]] = {
     "weights": _unit,
     "base": _signed,
     "field": _signed,
@@ -228,7 +227,7 @@ def write_trace(path: Path, trace: ViewTrace) -> None:
     """Write a trace file atomically."""
     stored, scales = {}, {}
     for name, values in trace.arrays.items():
-        encoding = FIXED_POINT.get(name.partition(".")[0])
+        encoding = ENCODINGS.get(name.partition(".")[0])
         if encoding is None:
             stored[name] = np.ascontiguousarray(values)
         else:
@@ -236,7 +235,7 @@ def write_trace(path: Path, trace: ViewTrace) -> None:
             limits = np.iinfo(integers)
             rounded = np.rint(values.astype(np.float64) / scales[name])
             stored[name] = np.ascontiguousarray(rounded.clip(limits.min, limits.max).astype(integers))
-    meta = {"format": FORMAT, "scales": scales, **trace.meta}
+    meta = {"format": TRACE_FORMAT, "scales": scales, **trace.meta}
     write_bytes(path, save(stored, metadata={"view": json.dumps(meta, allow_nan=False)}))
 
 
@@ -257,13 +256,13 @@ def _read_file(path: Path) -> bytes:
         raise DataError(f"cannot read the trace ({path}: {error.strerror}); make it with 'quatsphere view'") from error
 
 
-def _parse(data: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
+def _parse(data: bytes, where: str) -> tuple[dict[str, Any], TraceArrays]:
     """Return facts and arrays as stored."""
     try:
         length = int.from_bytes(data[:8], "little")
         meta = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["view"])
-        if meta["format"] != FORMAT:
-            raise ValueError(f"format {meta['format']}, this is {FORMAT}")
+        if meta["format"] != TRACE_FORMAT:
+            raise ValueError(f"format {meta['format']}, this is {TRACE_FORMAT}")
         return meta, load(data)
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:80]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER, PRESETS
+from quatsphere.config.presets import LITE, LITE_SHELLS, NO_DROPOUT, PAPER_RECIPE, PRESETS
 from quatsphere.data.cache import search_paths
 
 _PresetGroups = Mapping[str, Mapping[str, Any]]
@@ -51,8 +51,8 @@ LITE_WIDTH = 6
 CURVE_SETTINGS = {
     "train.threads": 1,
     "train.head_diversity": 1e-2,
-    "train.head_diversity_pairs": PAPER["train"]["head_diversity_pairs"],
-    "optim.repulsion_start": PAPER["optim"]["repulsion_start"],
+    "train.head_diversity_pairs": PAPER_RECIPE["train"]["head_diversity_pairs"],
+    "optim.repulsion_start": PAPER_RECIPE["optim"]["repulsion_start"],
 }
 """The paper's losses; the plan sets the length of a run, over all 45,000 training images."""
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
-from quatsphere.runtime import disable_malloc_trimming
+from quatsphere.runtime import disable_malloc_trimming, load_plugins
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.record import diagnose_run, diverged_record, finished_record
@@ -136,6 +136,7 @@ def main() -> int:
     sys.stdout = sys.stderr  # output of libraries belongs in the log
     stop_with_parent()
     try:
+        load_plugins()
         send({"record": train_cell(request, WorkerReporter())})
         return 0
     except QuatsphereError as error:

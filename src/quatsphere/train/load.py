@@ -163,12 +163,3 @@ def _last_checkpoint(run: RunFolder) -> Checkpoint:
     if checkpoint is None:
         raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")
     return checkpoint
-
-
-Trained = TrainedModel
-open_run = load
-
-
-def data_of(trained: TrainedModel, root: str | None = None) -> Dataset:
-    """Load the data of a run."""
-    return trained.dataset(root)

@@ -24,7 +24,7 @@ from quatsphere.report.figures.study import (
     merge_curves,
     temperature_probe,
 )
-from quatsphere.report.figures.style import FORMATS, save, to_bytes
+from quatsphere.report.figures.style import FIGURE_FORMATS, save, to_bytes
 from quatsphere.report.figures.training import (
     Throughput,
     confusion_matrix,
@@ -37,7 +37,7 @@ from quatsphere.report.figures.training import (
 
 __all__ = [
     "COSTS",
-    "FORMATS",
+    "FIGURE_FORMATS",
     "AblationRow",
     "BetaCurve",
     "LengthCurve",

@@ -23,7 +23,7 @@ from quatsphere.report.figures.style import (
     styled,
 )
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 
 
 class Box(NamedTuple):
@@ -35,62 +35,39 @@ class Box(NamedTuple):
     height: float
 
     @property
-    def left(self) -> Point:
+    def left(self) -> _Point:
         """Middle of the left side."""
         return self.x - self.width / 2, self.y
 
     @property
-    def right(self) -> Point:
+    def right(self) -> _Point:
         """Middle of the right side."""
         return self.x + self.width / 2, self.y
 
     @property
-    def top(self) -> Point:
+    def top(self) -> _Point:
         """Middle of the upper side."""
         return self.x, self.y + self.height / 2
 
     @property
-    def bottom(self) -> Point:
+    def bottom(self) -> _Point:
         """Middle of the lower side."""
         return self.x, self.y - self.height / 2
 
 
-def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float = 8, filled: bool = True) -> Box:
+def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float = 8) -> Box:
     """Draw a rounded box with text and return it."""
     corner = (box.x - box.width / 2, box.y - box.height / 2)
-    face = _tint(colour) if filled else "white"
-    axes.add_patch(
-        FancyBboxPatch(
-            corner,
-            box.width,
-            box.height,
-            boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=face,
-            edgecolor=colour,
-            linewidth=1.1,
-            zorder=3,
-        )
-    )
+    style: Any = {"boxstyle": "round,pad=0,rounding_size=0.08", "linewidth": 1.1, "zorder": 3}
+    axes.add_patch(FancyBboxPatch(corner, box.width, box.height, facecolor=_tint(colour), edgecolor=colour, **style))
     axes.text(box.x, box.y, text, ha="center", va="center", fontsize=size, color=INK, zorder=4)
     return box
 
 
-def draw_arrow(axes: Any, start: Point, end: Point, colour: str = INK, bend: float = 0.0) -> None:
+def draw_arrow(axes: Any, start: _Point, end: _Point, colour: str = INK, bend: float = 0.0) -> None:
     """Draw a straight or bent arrow."""
-    axes.add_patch(
-        FancyArrowPatch(
-            start,
-            end,
-            arrowstyle="-|>",
-            mutation_scale=8,
-            shrinkA=1,
-            shrinkB=1,
-            connectionstyle=f"arc3,rad={bend}",
-            color=colour,
-            linewidth=1.0,
-            zorder=2,
-        )
-    )
+    style: Any = {"arrowstyle": "-|>", "mutation_scale": 8, "shrinkA": 1, "shrinkB": 1, "linewidth": 1.0, "zorder": 2}
+    axes.add_patch(FancyArrowPatch(start, end, color=colour, connectionstyle=f"arc3,rad={bend}", **style))
 
 
 def blank_axes(axes: Any, width: float, height: float) -> None:
@@ -139,10 +116,8 @@ def kernel_comparison(
 
 def _draw_dot_product(axes: Any) -> None:
     blank_axes(axes, 7, 5.2)
-    target, source = (
-        draw_box(axes, Box(0.55, 4.4, 0.9, 0.6), "$x_i$"),
-        draw_box(axes, Box(0.55, 1.9, 0.9, 0.6), "$x_j$"),
-    )
+    target = draw_box(axes, Box(0.55, 4.4, 0.9, 0.6), "$x_i$")
+    source = draw_box(axes, Box(0.55, 1.9, 0.9, 0.6), "$x_j$")
     query = draw_box(axes, Box(2.1, 4.4, 0.95, 0.6), "$W_Q$", ROUTING)
     key = draw_box(axes, Box(2.1, 2.9, 0.95, 0.6), "$W_K$", ROUTING)
     value = draw_box(axes, Box(2.1, 1.1, 0.95, 0.6), "$W_V$", TRANSPORT)

@@ -25,12 +25,12 @@ from quatsphere.report.figures.style import (
     styled,
 )
 
-Section = Mapping[str, Any]
+DiagnosisSection = Mapping[str, Any]
 """A section of the result of `quatsphere.diagnostics.diagnose`, or of diagnostics.json."""
 
 
 @styled
-def routing_histograms(section: Section, steps: Sequence[str]) -> Figure:
+def routing_histograms(section: DiagnosisSection, steps: Sequence[str]) -> Figure:
     """Draw the density of the routing weights as multiples of the uniform weight 1/k, one outline per step.
 
     Args:
@@ -57,7 +57,7 @@ def routing_histograms(section: Section, steps: Sequence[str]) -> Figure:
 
 
 @styled
-def transport_bars(section: Section, steps: Sequence[str]) -> Figure:
+def transport_bars(section: DiagnosisSection, steps: Sequence[str]) -> Figure:
     """Draw the increase of the negative log-likelihood without the transport of each head and of each step.
 
     Args:
@@ -82,7 +82,7 @@ def transport_bars(section: Section, steps: Sequence[str]) -> Figure:
 
 
 @styled
-def coverage_map(shells: Sequence[Section], on_sphere: bool) -> Figure:
+def coverage_map(shells: Sequence[DiagnosisSection], on_sphere: bool) -> Figure:
     """Draw the vertices of every shell on Lambert's equal-area map, now (dots) and before training (rings).
 
     Equal areas of the map are equal areas of the sphere, so an even shell is an even map, except at its poles.
@@ -139,7 +139,7 @@ def _degrees(*values: int | None) -> list[str]:
 
 
 @styled
-def receptive_map(section: Section) -> Figure:
+def receptive_map(section: DiagnosisSection) -> Figure:
     """Draw the mean |gradient| of the predicted logit by pixel, as a multiple of its mean over the image.
 
     Args:
@@ -160,7 +160,7 @@ def receptive_map(section: Section) -> Figure:
 
 
 @styled
-def cost_bars(section: Section) -> Figure:
+def cost_bars(section: DiagnosisSection) -> Figure:
     """Draw the share of each part in the parameters (left) and in the time of a forward pass (right).
 
     Args:

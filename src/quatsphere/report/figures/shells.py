@@ -17,7 +17,7 @@ from quatsphere.report.image_samples import mean_colours
 
 ELEVATION, AZIMUTH = 14.0, -22.0
 EDGE, OUTLINE = "#888888", "#BBBBBB"
-Cell = tuple[int, int, int]
+PanelIndex = tuple[int, int, int]
 """Rows, columns and number of a panel."""
 
 
@@ -78,27 +78,27 @@ def _show_image(axes: Any, image: Array) -> None:
     axes.imshow(shown, extent=(-1, 1, 1, -1), interpolation="nearest", **options)
 
 
-def _draw_vertices(figure: Figure, cell: Cell, positions: Array, colours: Array, size: float) -> Any:
+def _draw_vertices(figure: Figure, panel: PanelIndex, positions: Array, colours: Array, size: float) -> Any:
     """Add axes with vertices (V, 3) on a sphere or (V, 2) on the plane, coloured by RGB (V, 3) in [0, 1]."""
     draw = _draw_sphere if positions.shape[1] == 3 else _draw_plane
-    return draw(figure, cell, positions, colours, size)
+    return draw(figure, panel, positions, colours, size)
 
 
-def _draw_plane(figure: Figure, cell: Cell, positions: Array, colours: Array, size: float) -> Any:
-    axes = figure.add_subplot(*cell)
+def _draw_plane(figure: Figure, panel: PanelIndex, positions: Array, colours: Array, size: float) -> Any:
+    axes = figure.add_subplot(*panel)
     axes.scatter(positions[:, 0], positions[:, 1], c=colours, s=size, edgecolors=EDGE, linewidths=0.4)
     axes.set(xlim=(-1.05, 1.05), ylim=(1.05, -1.05), aspect="equal")
     axes.set_axis_off()
     return axes
 
 
-def _draw_sphere(figure: Figure, cell: Cell, positions: Array, colours: Array, size: float) -> Any:
+def _draw_sphere(figure: Figure, panel: PanelIndex, positions: Array, colours: Array, size: float) -> Any:
     """Draw the near half in full colour and the far half small and pale.
 
     Longitude 0, the middle of the image, is on the x axis; the polar axis y points down, as image rows do. On screen
     (x, z, -y) are right-handed axes, so the shell shows the image and not its mirror image.
     """
-    axes = figure.add_subplot(*cell, projection="3d")
+    axes = figure.add_subplot(*panel, projection="3d")
     radius = float(np.linalg.norm(positions, axis=1).max())
     points = np.column_stack((positions[:, 0], positions[:, 2], -positions[:, 1])) / radius
     towards, right, up = _camera_axes()

@@ -52,7 +52,7 @@ STYLE: Any = {
 }
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
 """Metadata without a date, so that equal figures give equal files."""
-FORMATS = tuple(METADATA)
+FIGURE_FORMATS = tuple(METADATA)
 
 
 class NotebookFigure(Figure):

@@ -26,8 +26,7 @@ from quatsphere.report.figures.style import (
     styled,
 )
 
-Record = Mapping[str, Any]
-Metrics = Sequence[Record]
+Metrics = Sequence[Mapping[str, Any]]
 """Records of metrics.jsonl, one per epoch."""
 MAX_MARKED_EPOCHS = 24
 """Largest number of epochs at which every epoch has a mark."""
@@ -109,7 +108,7 @@ def _draw_legends(axes: Any, lines: Mapping[str, Mapping[str, Any]]) -> None:
             axes.add_artist(Legend(axes, list(drawn.values()), list(drawn), loc=side, title=kind, borderaxespad=0))
 
 
-def _item(name: str, index: int) -> Callable[[Record], float | None]:
+def _item(name: str, index: int) -> Callable[[Mapping[str, Any]], float | None]:
     """Return a function that reads one item of a list in a record, None if it is missing."""
     return lambda record: dict(enumerate(record.get(name) or [])).get(index)
 
@@ -119,7 +118,7 @@ def _line_style(index: int, epochs: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)], "marker": mark}
 
 
-def _plot(axes: Any, metrics: Metrics, value: Callable[[Record], float | None], **style: Any) -> Any:
+def _plot(axes: Any, metrics: Metrics, value: Callable[[Mapping[str, Any]], float | None], **style: Any) -> Any:
     """Draw one line over the epochs that have the value."""
     points = [(record["epoch"], value(record)) for record in metrics]
     known = [(epoch, number) for epoch, number in points if number is not None]
