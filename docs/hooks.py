@@ -99,7 +99,7 @@ def public_names() -> list[str]:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Point links to stored results at their copies within the site; complete the list of public names."""
     if page.file.src_uri == "api.md":
-        missing = [name for name in public_names() if f"::: quatsphere.{name}\n" not in markdown + "\n"]
+        missing = [name for name in public_names() if not re.search(rf"^::: [\w.]+\.{name}$", markdown, re.MULTILINE)]
         entries = "\n".join(f"\n::: quatsphere.{name}\n" for name in missing)
         markdown += f"\n\n## Other names\n{entries}" if missing else ""
     return markdown.replace("](../results/", "](repository/results/")

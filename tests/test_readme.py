@@ -52,7 +52,7 @@ def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.full((16, 16), 128, np.uint8)).save("digit.png")
     exec(compile(PYTHON[number], f"README.md, example {number + 1}", "exec"), {"__name__": "__main__"})
-    assert {path.name for path in tmp_path.iterdir()} <= {"digit.png", "runs"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"digit.png", "digits-run"}
 
 
 @pytest.mark.parametrize("path", tree_paths())
