@@ -43,6 +43,11 @@ def test_links_exist(path: Path) -> None:
         assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda path: path.name)
+def test_no_merge_conflict_is_left(path: Path) -> None:
+    assert not re.search(r"^(<{7} |={7}$|>{7} )", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_the_navigation_has_every_page_and_command() -> None:
     listed = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert len(listed) == len(set(listed))
