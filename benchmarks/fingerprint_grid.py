@@ -1,0 +1,59 @@
+"""Fingerprints of `paper-cifar10` for the scales that the paper leaves open: twelve short runs and their table.
+
+Run again to resume: finished runs are kept. Each run trains 300 steps of 128 images (one-cycle over these steps).
+
+    python benchmarks/fingerprint_grid.py RUNS --data ROOT
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+DIVERSITY = {"mean": ("mean", 1e-2), "sum": ("sum", 1e-2), "none": ("mean", 0.0)}
+REPULSION = (0.001, 0.05)
+START = ("near_identity", "haar")
+
+
+def quatsphere(*words: str) -> str:
+    """Output of one command; its errors end the script."""
+    return subprocess.run(
+        [sys.executable, "-m", "quatsphere", *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def main() -> None:
+    """Train what is missing, then print one JSON line per run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--steps", type=int, default=300)
+    asked = parser.parse_args()
+    for start, repulsion, diversity in itertools.product(START, REPULSION, DIVERSITY):
+        run = asked.runs / f"{diversity}-{repulsion}-{start}"
+        pairs, coefficient = DIVERSITY[diversity]
+        if not (run / "result.json").is_file():
+            settings = {
+                "data.root": asked.data,
+                "data.max_train_images": 128 * asked.steps,
+                "train.epochs": 1,
+                "train.compile": False,
+                "train.threads": 1,
+                "train.head_diversity_pairs": pairs,
+                "train.head_diversity": coefficient,
+                "optim.repulsion_start": repulsion,
+                "model.field_init": start,
+            }
+            words = [f"--{name}={value}" for name, value in settings.items()]
+            quatsphere("train", "--preset=paper-cifar10", f"--run-dir={run}", "--resume", *words)
+        found = json.loads(quatsphere("diagnose", str(run), "--fingerprint", "--images=128", "--no-save", "--json"))
+        accuracy = json.loads((run / "result.json").read_text())["test_accuracy"]
+        print(json.dumps({"run": run.name, "test_accuracy": accuracy, "fingerprint": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
