@@ -88,7 +88,7 @@ def rows_of(results: Results) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Kill the runner up to ten times at random moments, then let it finish; the uninterrupted cell warms the workers up."""
+    """Kill the runner up to ten times at random moments, then let it finish; the first cell warms the workers up."""
     folder = tmp_path_factory.mktemp("study")
     first = plan_cells(PLANS["smoke"], settings=SHORT)[0]
     uninterrupted = train_cell(make_request(first, Results(folder / "uninterrupted")))
