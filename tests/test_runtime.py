@@ -21,6 +21,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_reused() -> None:
-    """Twenty tensors of 16 MB (4,096 pages) cause far fewer page faults than the 81,920 of new memory."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 81_920 / 4
+    """Twenty tensors of 16 MB (4,096 pages) cause fewer page faults than one new tensor; the best of three processes.
+
+    The kernel may reclaim pages of an idle process at any time, which adds faults.
+    """
+    command = [sys.executable, "-c", PROGRAM]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+    assert min(int(run.stdout) for run in runs) < 4096

@@ -29,7 +29,7 @@ from quatsphere.study.runner import make_request
 from quatsphere.study.worker import train_cell
 
 KILLS = 10
-LONGEST = 0.8
+LONGEST = 0.5
 """Maximum lifetime of a runner in seconds: too short for all cells, long enough for some."""
 
 
@@ -88,7 +88,7 @@ def rows_of(results: Results) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Kill the runner up to ten times at random moments, then let it finish; the first cell warms the workers up."""
+    """Kill the runner ten times at random moments, then let it finish; the first cell warms the workers up."""
     folder = tmp_path_factory.mktemp("study")
     first = plan_cells(PLANS["smoke"], settings=SHORT)[0]
     uninterrupted = train_cell(make_request(first, Results(folder / "uninterrupted")))
@@ -96,14 +96,10 @@ def study(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
     with warm_workers(folder) as worker:
         for _ in range(KILLS):
             pid = start(results.path, worker)
-            code = ended(pid, moments.uniform(0.0, LONGEST))
-            if code is not None:  # a fast machine finishes all cells before the last kill
-                assert code == 0, results.path.with_suffix(".log").read_text()
-                break
+            assert ended(pid, moments.uniform(0.0, LONGEST)) is None, results.path.with_suffix(".log").read_text()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             after.append(rows_of(results))
-        assert len(after) >= 3
         assert ended(start(results.path, worker), 500) == 0, results.path.with_suffix(".log").read_text()
     return Study(results, [*after, rows_of(results)], uninterrupted)
 
