@@ -32,14 +32,14 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int, default=300)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     for start, repulsion, diversity in itertools.product(START, REPULSION, DIVERSITY):
-        run = asked.runs / f"{diversity}-{repulsion}-{start}"
+        run = options.runs / f"{diversity}-{repulsion}-{start}"
         pairs, coefficient = DIVERSITY[diversity]
         if not (run / "result.json").is_file():
             settings = {
-                "data.root": asked.data,
-                "data.max_train_images": 128 * asked.steps,
+                "data.root": options.data,
+                "data.max_train_images": 128 * options.steps,
                 "train.epochs": 1,
                 "train.compile": False,
                 "train.threads": 1,
@@ -52,7 +52,12 @@ def main() -> None:
             quatsphere("train", "--preset=paper-cifar10", f"--run-dir={run}", "--resume", *words)
         found = json.loads(quatsphere("diagnose", str(run), "--fingerprint", "--images=128", "--no-save", "--json"))
         accuracy = json.loads((run / "result.json").read_text())["test_accuracy"]
-        print(json.dumps({"run": run.name, "test_accuracy": accuracy, "fingerprint": found}), flush=True)
+        print(
+            json.dumps(
+                {"run": run.name, "images": 128 * options.steps, "test_accuracy": accuracy, "fingerprint": found}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""docs/results.md equals the page generated from results/lite."""
+"""docs/results.md, docs/results-lite.md and their figure equal what is generated from results/."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.study_records import PAPER, make_record, make_records
 
+from quatsphere.report.study_figures import write_length_figure
 from quatsphere.study.claims import CLAIMS, Claim
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, difference
+from quatsphere.study.curve import CONTRASTS
 from quatsphere.study.document import (
     BY_SEED,
     count_claims,
@@ -23,12 +27,15 @@ from quatsphere.study.document import (
     seeds_csv,
     without_commit,
 )
+from quatsphere.study.length_document import FIGURE, STATEMENTS, has_lengths, length_document
 from quatsphere.study.paper_tables import epoch_table
 from quatsphere.study.results import Results
 from quatsphere.study.tables import format_value
 
 ROOT = Path(__file__).parent.parent.parent
-LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results.md"
+LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results-lite.md"
+CURVE, CURVE_PAGE = ROOT / "results" / "curve", ROOT / "docs" / "results.md"
+HINT = "run: make results"
 SMALL = 2_000_000
 """Maximum size of results under version control, in bytes."""
 
@@ -40,9 +47,35 @@ def lite() -> Results:
 
 
 def test_the_page_is_up_to_date(lite: Results) -> None:
-    hint = "run: quatsphere study document --results results/lite -o docs/results.md"
-    assert PAGE.read_text(encoding="utf-8") == document(lite, PAGE), hint
-    assert (LITE / BY_SEED).read_text(encoding="utf-8") == seeds_csv(lite), hint
+    assert PAGE.read_text(encoding="utf-8") == document(lite, PAGE), HINT
+    assert (LITE / BY_SEED).read_text(encoding="utf-8") == seeds_csv(lite), HINT
+
+
+def test_the_page_by_length_and_its_figure_are_up_to_date(tmp_path: Path) -> None:
+    results = Results(CURVE)
+    assert has_lengths(results.finished())
+    assert CURVE_PAGE.read_text(encoding="utf-8") == length_document(results, CURVE_PAGE), HINT
+    assert (CURVE / BY_SEED).read_text(encoding="utf-8") == seeds_csv(results), HINT
+    write_length_figure(results.finished(), tmp_path / "again.svg")
+    assert (CURVE_PAGE.parent / FIGURE).read_bytes() == (tmp_path / "again.svg").read_bytes(), HINT
+
+
+def test_statements_cover_every_contrast() -> None:
+    assert STATEMENTS.keys() == CONTRASTS.keys()
+
+
+def test_runs_beside_the_plan_are_shown(tmp_path: Path) -> None:
+    """Fingerprints and runs at the paper's size are read from their files, one JSON object per line."""
+    entry = {"name": "entropy", "paper": "0.99", "ours": [0.98, 0.991], "verdict": "partly"}
+    grid = {"run": "mean-0.001-haar", "images": 38400, "test_accuracy": 0.329, "fingerprint": [entry]}
+    large = {"run": "full", "parameters": 640_000, "epochs": 10, "images": 450_000, "test_accuracy": 0.61}
+    shutil.copytree(CURVE, tmp_path / "curve")
+    results = Results(tmp_path / "curve")
+    (results.path / "fingerprints.jsonl").write_text(json.dumps(grid) + "\n")
+    (results.path / "paper_size.jsonl").write_text(json.dumps({**large, "test_images": 10, "by_class": {"cat": 0.4}}))
+    text = length_document(results, tmp_path / "page.md")
+    assert "| mean-0.001-haar | 0.98-0.991 partly | 32.9 |" in text
+    assert "| full | 640,000 | 10 | 450,000 | 61.0 (n = 10) | 40 |" in text
 
 
 def test_the_page_has_no_line_for_every_seed(lite: Results) -> None:

@@ -309,7 +309,7 @@ def _contrast_table(records: Iterable[CellRecord]) -> Table:
             curve.contrast.title,
             f"{curve.contrast.paper:+.1f}",
             *(_judged(curve, images) for images in lengths),
-            _slope(curve.slope),
+            slope_text(curve.slope),
             _trend(curve),
         )
         for curve in found.values()
@@ -328,7 +328,7 @@ def _exploratory_table(records: Iterable[CellRecord]) -> Table:
         variant = VARIANTS[name]
         change = LengthContrast(variant.title, {name: 1, variant.reference: -1}, 0.0, "equivalent")
         points = {p.images: p for p in points_of(change, lengths)}
-        lines.append((variant.title, variant.reference, *(_point_text(points.get(images)) for images in lengths)))
+        lines.append((variant.title, variant.reference, *(point_text(points.get(images)) for images in lengths)))
     head = ("row", "minus", *(f"{images:,} images" for images in lengths))
     return Table("exploratory_by_length", "Exploratory changes in points: value [95 %], seeds", head, tuple(lines))
 
@@ -336,17 +336,19 @@ def _exploratory_table(records: Iterable[CellRecord]) -> Table:
 def _judged(curve: Curve, images: int) -> str:
     for point, verdict in zip(curve.points, curve.verdicts, strict=True):
         if point.images == images:
-            return f"{_point_text(point)}, {verdict}"
+            return f"{point_text(point)}, {verdict}"
     return NONE
 
 
-def _point_text(found: CurvePoint | None) -> str:
+def point_text(found: CurvePoint | None) -> str:
+    """`-2.20 [-2.81, -1.52], 4`: value, 95 % interval, seeds."""
     if found is None:
         return NONE
     return f"{found.estimate.value:+.2f}{_interval(found.estimate, 1.0)}, {found.estimate.n}"
 
 
-def _slope(found: Estimate | None) -> str:
+def slope_text(found: Estimate | None) -> str:
+    """Change per tripling of the images, with its 95 % interval."""
     return NONE if found is None else f"{found.value * LOG_THREE:+.2f}{_interval(found, LOG_THREE)}"
 
 
