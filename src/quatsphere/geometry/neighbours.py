@@ -69,6 +69,39 @@ def nearest_others(points: Float[Tensor, "v d"], k: int, metric: Metric = "eucli
     return found[~own].reshape(-1, k)
 
 
+def knn(points: Float[Tensor, "*b v d"], k: int, batch: Int[Tensor, "v"] | None = None) -> Int[Tensor, "*b v {k}"]:
+    """The k nearest other points of each point, nearest first, ties ordered by index: exact, on any device.
+
+    Points (V, D) are one cloud or, with `batch` (V,), several: points with equal numbers form a cloud, and no edge
+    leaves it. Points (B, V, D) give one table per cloud. Where a cloud has fewer than k other points the row
+    ends with -1, which the attention kernel reads as no neighbour.
+    """
+    if k < 1 or points.dim() not in (2, 3) or 0 in points.shape:
+        raise ConfigError(
+            f"knn needs points (V, D) or (B, V, D), not empty, and k >= 1: got {tuple(points.shape)}, {k}"
+        )
+    if points.dim() == 3:
+        if batch is not None:
+            raise ConfigError("batch belongs to points (V, D): points (B, V, D) are separate clouds already")
+        return torch.stack([knn(cloud, k) for cloud in points])
+    if not bool(points.isfinite().all()):
+        raise ConfigError("knn needs finite points")
+    if batch is None:
+        near = min(k, len(points) - 1)
+        found = points.new_full((len(points), k), -1, dtype=torch.int64)
+        if near:
+            found[:, :near] = nearest_others(points, near)
+        return found
+    if batch.shape != points.shape[:1]:
+        raise ConfigError(f"batch must have shape ({len(points)},): got {tuple(batch.shape)}")
+    found = points.new_full((len(points), k), -1, dtype=torch.int64)
+    for cloud in batch.unique():
+        members = (batch == cloud).nonzero().squeeze(1)
+        local = knn(points[members], k)
+        found[members] = torch.where(local < 0, local, members[local])
+    return found
+
+
 def _exact(positions: Tensor) -> Tensor:
     # float64 does not exist on MPS; float32 is the best there is.
     return positions.detach().to(torch.float32 if positions.device.type == "mps" else torch.float64)

@@ -2,6 +2,7 @@
 
 from quatsphere.kernels.api import (
     add_resampled,
+    attention_weights,
     dot_product_attention,
     dot_product_weights,
     feed_forward,
@@ -14,6 +15,7 @@ from quatsphere.kernels.api import (
 )
 from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
 from quatsphere.kernels.cpu.masks import register_masks
+from quatsphere.kernels.graphs import Graph, to_csr
 from quatsphere.kernels.inputs import (
     TRANSPORTS,
     AttentionInputs,
@@ -34,11 +36,13 @@ __all__ = [
     "DropoutMasks",
     "EdgeFunction",
     "FusedStepInputs",
+    "Graph",
     "Mixing",
     "Network",
     "Rule",
     "ShellPair",
     "add_resampled",
+    "attention_weights",
     "backends_on",
     "choose_backend",
     "differentiated_again",
@@ -54,6 +58,7 @@ __all__ = [
     "routing_weights",
     "select_backend",
     "tangent",
+    "to_csr",
     "transformed",
 ]
 

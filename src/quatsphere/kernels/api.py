@@ -13,8 +13,10 @@ from torch import Tensor
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.backends import TORCH, select_backend
+from quatsphere.kernels.graphs import EdgeList, Graph, check_rotation, edge_list, fold_samples, table_edges, valid_dim
 from quatsphere.kernels.inputs import ONE_WAY, AttentionInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.neighbour_ops import edge_dot
+from quatsphere.kernels.ragged import RaggedInputs, weights_of_edges
 
 Keep = Bool[Tensor, "b t k h"]
 
@@ -23,49 +25,158 @@ def quaternion_attention(
     target_field: Float[Tensor, "b t h 4"],
     source_field: Float[Tensor, "b s h 4"],
     features: Float[Tensor, "b s h q 4"],
-    neighbours: Int[Tensor, "t k"],
+    neighbours: Graph,
     beta: Float[Tensor, "h"],
     *,
     routing: Rule = "alignment",
     transport: Rule = "sandwich",
-    keep: Keep | None = None,
+    keep: Bool[Tensor, "b ... h"] | None = None,
     keep_scale: float = 1.0,
-    target_directions: Float[Tensor, "t 3"] | None = None,
-    source_directions: Float[Tensor, "s 3"] | None = None,
+    target_directions: Float[Tensor, "... t 3"] | None = None,
+    source_directions: Float[Tensor, "... s 3"] | None = None,
+    valid: Bool[Tensor, "... t k"] | None = None,
+    edge_rotation: Float[Tensor, "... 4"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "b t h q 4"]:
     """z_i = Σ_j C_ij m_ij with C and m from one relative quaternion (eq:attn-weight).
 
-    Fields are unit quaternions, real part first. Where `keep` is False an edge is dropped after the softmax; the others
-    are multiplied by `keep_scale`, 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or
+    Fields are unit quaternions, real part first. `neighbours` is (T, k), shared by the batch, or (B, T, k), or CSR
+    (row_pointer (T + 1), source (E)). An index -1, or False in `valid`, means no neighbour, before the softmax; a
+    target without neighbours gets zero. `edge_rotation` u has one unit quaternion per edge, in the shape of the
+    neighbours: r_ij = q_i* ⊗ u_ij ⊗ q_j (geometric routing does not use it).
+
+    Where `keep` (B, T, k, H), or (B, E, H) for CSR, is False an edge is dropped after the softmax; the others are
+    multiplied by `keep_scale`, 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or
     geometric (which needs unit directions); `transport` is sandwich, identity, one_sided, lift (q_j ⊗ x_j ⊗ q_j*) or
-    lower (q_i* ⊗ x_j ⊗ q_i); either may be a function on edges instead (`EdgeFunction`). `backend` is auto, reference,
-    factored, numba_cpu or triton_gpu. The kernel casts its inputs to their widest dtype, at least float32; triton_gpu
-    reads narrow features as they are. Plain torch computes gradients of gradients and everything inside `torch.func`
-    and forward-mode differentiation.
+    lower (q_i* ⊗ x_j ⊗ q_i); either may be a function on edges instead (`EdgeFunction`; a routing only for k
+    neighbours). `backend` is auto, reference, factored, numba_cpu or triton_gpu. The kernel casts its inputs to their
+    widest dtype, at least float32; triton_gpu reads narrow features as they are. Plain torch computes gradients of
+    gradients and everything inside `torch.func` and forward-mode differentiation.
     """
-    kernel = select_backend(backend, str(features.device), routing, transport)
+    if isinstance(neighbours, Tensor) and neighbours.dim() != valid_dim(valid, neighbours):
+        neighbours = neighbours.expand(features.shape[0], -1, -1)
+    if isinstance(neighbours, Tensor) and neighbours.dim() == 3:
+        folded, given = fold_samples(
+            (target_field, source_field, features),
+            neighbours,
+            {"valid": valid, "keep": keep, "edge_rotation": edge_rotation},
+            (target_directions, source_directions),
+        )
+        given |= {
+            "beta": beta,
+            "routing": routing,
+            "transport": transport,
+            "keep_scale": keep_scale,
+            "backend": backend,
+        }
+        return quaternion_attention(*folded, **given).unflatten(1, target_field.shape[:2]).squeeze(0)
+    edges = edge_list(neighbours, valid, target_field.shape[1], source_field.shape[1])
+    if edge_rotation is not None:
+        count = (len(neighbours[1]),) if isinstance(neighbours, tuple) else tuple(neighbours.shape)
+        check_rotation(edge_rotation, (*count, 4))
+        edges = table_edges(neighbours) if edges is None and isinstance(neighbours, Tensor) else edges
+    return attend(
+        target_field,
+        source_field,
+        features,
+        neighbours,
+        beta,
+        routing=routing,
+        transport=transport,
+        keep=keep,
+        keep_scale=keep_scale,
+        target_directions=target_directions,
+        source_directions=source_directions,
+        edges=edges,
+        edge_rotation=edge_rotation,
+        backend=backend,
+    )
+
+
+def attend(
+    target_field: Tensor,
+    source_field: Tensor,
+    features: Tensor,
+    neighbours: Graph,
+    beta: Tensor,
+    *,
+    routing: Rule,
+    transport: Rule,
+    keep: Tensor | None = None,
+    keep_scale: float = 1.0,
+    target_directions: Tensor | None = None,
+    source_directions: Tensor | None = None,
+    edges: EdgeList | None = None,
+    edge_rotation: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Compute `quaternion_attention` of a graph whose indices are known to be in range, such as a model's own.
+
+    `edges` is the sorted edge list of an irregular graph, None for neighbours (T, k).
+    """
+    kind = "regular" if edges is None else "ragged" if edge_rotation is None else "rotated"
+    kernel = select_backend(backend, str(features.device), routing, transport, graph=kind)
     dtype = working_dtype(target_field, source_field, features, beta)
     with torch.autocast(features.device.type, enabled=False):
         target_field, source_field = target_field.to(dtype), source_field.to(dtype)
-        one_way = transport if isinstance(transport, str) and transport in ONE_WAY else None
+        one_way = transport if isinstance(transport, str) and transport in ONE_WAY and kind != "rotated" else None
         if one_way is not None:
             features = torch_backend.LIFT[one_way](source_field, features.to(dtype))
-        inputs = AttentionInputs(
-            target_field,
-            source_field,
-            features.to(dtype) if kernel.widens else features,
-            neighbours,
+        rest = (
             beta.to(dtype),
             routing,
             transport if one_way is None else "identity",
-            keep,
+            keep if edges is None or keep is None else edges.select(keep.flatten(1, -2), 1),
             None if target_directions is None else target_directions.to(dtype),
             None if source_directions is None else source_directions.to(dtype),
             keep_scale,
         )
-        aggregated = kernel.attention(inputs)
+        features = features.to(dtype) if kernel.widens else features
+        if edges is None:
+            assert isinstance(neighbours, Tensor)
+            aggregated = kernel.attention(AttentionInputs(target_field, source_field, features, neighbours, *rest))
+        else:
+            u = None if edge_rotation is None else edges.select(edge_rotation.reshape(-1, 4).to(dtype), 0)
+            aggregated = kernel.ragged_attention(
+                RaggedInputs(target_field, source_field, features, edges, *rest, edge_rotation=u)
+            )
         return aggregated if one_way is None else torch_backend.LOWER[one_way](target_field, aggregated)
+
+
+def attention_weights(
+    target_field: Float[Tensor, "b t h 4"],
+    source_field: Float[Tensor, "b s h 4"],
+    neighbours: Graph,
+    beta: Float[Tensor, "h"],
+    *,
+    routing: str = "alignment",
+    edge_rotation: Float[Tensor, "... 4"] | None = None,
+) -> Tensor:
+    """Weights of the kernel before dropout: (B, T, k, H), zero where no neighbour is, or (B, E, H) for CSR."""
+    B, T, H, _ = target_field.shape
+    if isinstance(neighbours, Tensor) and neighbours.dim() == 3:
+        fields = (target_field, source_field, source_field.unsqueeze(3))
+        folded, given = fold_samples(
+            fields, neighbours, {"valid": None, "keep": None, "edge_rotation": edge_rotation}, (None, None)
+        )
+        rotation = given["edge_rotation"]
+        weights = attention_weights(folded[0], folded[1], folded[3], beta, routing=routing, edge_rotation=rotation)
+        return weights.view(*neighbours.shape, H)
+    edges = edge_list(neighbours, None, T, source_field.shape[1])
+    if edges is None:
+        assert isinstance(neighbours, Tensor)
+        edges = table_edges(neighbours)
+    u = None if edge_rotation is None else edges.select(edge_rotation.reshape(-1, 4), 0)
+    features = source_field.unsqueeze(3)
+    inputs = RaggedInputs(
+        target_field, source_field, features, edges, beta, routing, "identity", None, None, None, edge_rotation=u
+    )
+    weights = weights_of_edges(inputs)
+    if not isinstance(neighbours, Tensor):
+        return weights
+    if edges.slots is not None:
+        weights = weights.new_zeros(B, neighbours.numel(), H).index_copy(1, edges.slots, weights)
+    return weights.view(B, *neighbours.shape, H)
 
 
 def routing_weights(inputs: AttentionInputs) -> tuple[Float[Tensor, "b t k h"], Float[Tensor, "b t k h"]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import cpu, reference, torch_backend
+from quatsphere.kernels import cpu, ragged, reference, torch_backend
 from quatsphere.kernels.cpu import attention as cpu_attention
 from quatsphere.kernels.cpu import dot_product as cpu_dot_product
 from quatsphere.kernels.cpu import feed_forward as cpu_feed_forward
@@ -17,6 +17,7 @@ from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.cpu import step as cpu_step
 from quatsphere.kernels.gpu import attention as gpu_attention
 from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
+from quatsphere.kernels.ragged import RaggedInputs
 from quatsphere.kernels.transforms import transformed
 
 FUSED_DTYPES = (torch.float32, torch.float64)
@@ -29,6 +30,8 @@ class TorchBackend:
     description = "plain torch"
     widens = True
     """Whether the attention kernel takes inputs of one dtype only."""
+    graphs: tuple[str, ...] = ("regular", "ragged", "rotated")
+    """Kinds of graph: k neighbours per target, any number, rotations of edges."""
 
     def supports(self, device: str, *rules: Rule) -> str | None:
         """Return why the backend does not run these rules on a device, or None if it does."""
@@ -41,6 +44,10 @@ class TorchBackend:
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij -> (B, T, H, Q, 4)."""
         return torch_backend.quaternion_attention(inputs)
+
+    def ragged_attention(self, inputs: RaggedInputs) -> Tensor:
+        """The same over a sorted edge list."""
+        return ragged.attention_over_edges(inputs)
 
     def dot_attention(
         self, queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float
@@ -81,10 +88,15 @@ class ReferenceBackend(TorchBackend):
         """Σ_j C_ij m_ij, literally."""
         return reference.quaternion_attention(inputs)
 
+    def ragged_attention(self, inputs: RaggedInputs) -> Tensor:
+        """The same over a sorted edge list, literally."""
+        return reference.ragged_attention(inputs)
+
 
 class FusedBackend(TorchBackend):
     """A backend with compiled kernels: no rules given as functions, no forward mode, no `torch.func`."""
 
+    graphs = ("regular",)
     missing = ""
     """Message for when its compiler is not installed."""
 
@@ -206,16 +218,18 @@ def backends_on(device: str = "cpu") -> list[str]:
     return [name for name in BACKENDS if name not in elsewhere or (name == "triton_gpu" and gpu_attention.INTERPRETED)]
 
 
-def explain_backend(name: str, device: str = "cpu", *rules: Rule) -> tuple[str, str]:
+def explain_backend(name: str, device: str = "cpu", *rules: Rule, graph: str = "regular") -> tuple[str, str]:
     """Return (backend that runs, why) for a requested name and a device; `auto` is the fastest exact one.
 
-    A fused backend requested by name leaves rules that are functions to plain torch.
+    A fused backend requested by name leaves rules that are functions, and kinds of graph that it lacks, to plain torch.
     """
     if name == "auto":
         kind = device.partition(":")[0]
         if kind not in FUSED:
             return TORCH.name, f"plain torch on {kind}"
         reason = FUSED[kind].supports(device, *rules)
+        if reason is None and graph not in FUSED[kind].graphs:
+            reason = f"plain torch for a {graph} graph"
         return (FUSED[kind].name, FUSED[kind].description) if reason is None else (TORCH.name, reason)
     if name not in backends_on(device):
         known = name in BACKENDS or name in {fused.name for fused in FUSED.values()}
@@ -228,6 +242,8 @@ def explain_backend(name: str, device: str = "cpu", *rules: Rule) -> tuple[str, 
             )
         if not all(isinstance(rule, str) for rule in rules):
             return TORCH.name, "plain torch for a rule given as a function"
+    if graph not in BACKENDS[name].graphs:
+        return TORCH.name, f"plain torch for a {graph} graph"
     return name, "requested by name"
 
 
@@ -236,6 +252,6 @@ def choose_backend(name: str, device: str = "cpu") -> str:
     return explain_backend(name, device)[0]
 
 
-def select_backend(name: str, device: str, *rules: Rule) -> TorchBackend:
-    """Backend that runs these rules on a device."""
-    return BACKENDS[explain_backend(name, device, *rules)[0]]
+def select_backend(name: str, device: str, *rules: Rule, graph: str = "regular") -> TorchBackend:
+    """Backend that runs these rules on a device and a kind of graph."""
+    return BACKENDS[explain_backend(name, device, *rules, graph=graph)[0]]

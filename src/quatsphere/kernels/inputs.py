@@ -44,8 +44,8 @@ class AttentionInputs:
     keep_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_name("routing", self.routing, ROUTINGS)
-        _check_name("transport", self.transport, (*TRANSPORTS, *ONE_WAY))
+        check_name("routing", self.routing, ROUTINGS)
+        check_name("transport", self.transport, (*TRANSPORTS, *ONE_WAY))
         B, T, H, _ = self.target_field.shape
         S, k = self.source_field.shape[1], self.neighbours.shape[-1]
         check_shape("target_field", self.target_field, (B, T, H, 4))
@@ -105,7 +105,8 @@ def gather(x: Tensor, neighbours: Tensor) -> Tensor:
     return x.index_select(1, neighbours.reshape(-1)).unflatten(1, neighbours.shape)
 
 
-def _check_name(what: str, name: Rule, choices: Sequence[str]) -> None:
+def check_name(what: str, name: Rule, choices: Sequence[str]) -> None:
+    """Raise ConfigError for a name that is none of the choices."""
     if isinstance(name, str) and name not in choices:
         raise ConfigError(f"unknown {what} {name!r}; choose one of {', '.join(choices)}")
 

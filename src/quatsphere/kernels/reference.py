@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quatsphere.geometry.quaternion import multiply, relative, rotate, sandwich
+from quatsphere.geometry.quaternion import conjugate, multiply, relative, rotate, sandwich
 from quatsphere.kernels.inputs import AttentionInputs, gather
+from quatsphere.kernels.ragged import RaggedInputs
 
 MESSAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sandwich": sandwich,
@@ -67,3 +68,39 @@ def quaternion_attention(inputs: AttentionInputs) -> Tensor:
 def _relative(inputs: AttentionInputs) -> Tensor:
     """r_ij = q_i* ⊗ q_j on every edge, (B, T, k, H, 4)."""
     return relative(inputs.target_field[:, :, None], gather(inputs.source_field, inputs.neighbours))
+
+
+def ragged_attention(inputs: RaggedInputs) -> Tensor:
+    """The same with r_ij = q_i* ⊗ u_ij ⊗ q_j, one target after the other, each with its own number of neighbours."""
+    rows = inputs.graph.rows.tolist()
+    targets = [_attend_one(inputs, i, slice(*rows[i : i + 2])) for i in range(len(rows) - 1)]
+    B, _, H, Q, _ = inputs.features.shape
+    return torch.stack(targets, dim=1) if targets else inputs.features.new_zeros(B, 0, H, Q, 4)
+
+
+def _attend_one(inputs: RaggedInputs, i: int, edges: slice) -> Tensor:
+    """z_i (B, H, Q, 4) of one target; zero without edges."""
+    j = inputs.graph.source[edges]
+    q_i, q_j, x_j = inputs.target_field[:, i, None], inputs.source_field[:, j], inputs.features[:, j]
+    u = q_j.new_tensor([1.0, 0.0, 0.0, 0.0]) if inputs.edge_rotation is None else inputs.edge_rotation[edges, None]
+    r = multiply(conjugate(q_i), multiply(u, q_j))
+    if inputs.routing == "geometric":
+        assert inputs.target_directions is not None
+        assert inputs.source_directions is not None
+        turned = rotate(q_i, inputs.source_directions[j, None])
+        logits = -((inputs.target_directions[i] - turned) ** 2).sum(-1)
+    else:
+        rules = {"alignment": r[..., 0], "absolute": r[..., 0].abs(), "uniform": torch.zeros_like(r[..., 0])}
+        logits = rules[str(inputs.routing)]
+    weights = torch.softmax(inputs.beta * logits, dim=1)
+    if inputs.keep is not None:
+        weights = weights * (inputs.keep[:, edges].to(weights.dtype) * inputs.keep_scale)
+    if isinstance(inputs.transport, str):
+        by = {
+            "lift": multiply(u, q_j),
+            "lower": multiply(conjugate(q_i), u.expand_as(q_j)),
+        }.get(inputs.transport, r)
+        messages = (MESSAGES | {"lift": sandwich, "lower": sandwich})[inputs.transport](by[..., None, :], x_j)
+    else:
+        messages = inputs.messages()[:, edges]
+    return (weights[..., None, None] * messages).sum(dim=1)

@@ -66,15 +66,21 @@ def absolute_scores(inputs: AttentionInputs) -> Tensor:
 
 
 def geometric_scores(inputs: AttentionInputs) -> Tensor:
-    """-‖p_i - q_i p_j q_i*‖² as an inner product of (2 q_i* p_i q_i, -‖q_i‖⁴) with (p_j, ‖p_j‖²), less ‖p_i‖²."""
+    """-‖p_i - q_i p_j q_i*‖² as an inner product of keys, less ‖p_i‖²."""
     assert inputs.target_directions is not None
-    assert inputs.source_directions is not None
-    q, p_target, p_source = inputs.target_field, inputs.target_directions, inputs.source_directions
+    squares = (inputs.target_directions * inputs.target_directions).sum(-1)[None, :, None, None]
+    keys = geometric_keys(inputs.target_field, inputs.target_directions, inputs.source_directions)
+    return edge_dot(*keys, inputs.neighbours) - squares
+
+
+def geometric_keys(q: Tensor, p_target: Tensor | None, p_source: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(2 q_i* p_i q_i, -‖q_i‖⁴) of the targets (B, T, H, 4) and (p_j, ‖p_j‖²) of the sources (B, S, H, 4)."""
+    assert p_target is not None
+    assert p_source is not None
     turned = rotate(conjugate(q), p_target[None, :, None])
     target = torch.cat((2 * turned, -(q * q).sum(-1, keepdim=True).square()), dim=-1)
     source = torch.cat((p_source, (p_source * p_source).sum(-1, keepdim=True)), dim=-1)
-    source = source[None, :, None].expand(q.shape[0], -1, q.shape[2], 4)
-    return edge_dot(target, source, inputs.neighbours) - (p_target * p_target).sum(-1)[None, :, None, None]
+    return target, source[None, :, None].expand(q.shape[0], -1, q.shape[2], 4)
 
 
 def uniform_weights(inputs: AttentionInputs) -> Tensor:

@@ -16,10 +16,10 @@ from quatsphere.kernels import (
     FusedStepInputs,
     ShellPair,
     add_resampled,
-    quaternion_attention,
     routing_weights,
     select_backend,
 )
+from quatsphere.kernels.api import attend
 from quatsphere.kernels.parameter_cache import ParameterCache
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
@@ -203,7 +203,7 @@ class ShellStep(nn.Module):
         directions: tuple[Tensor | None, Tensor | None],
     ) -> Float[Tensor, "b t h q 4"]:
         """The coupled kernel on this step's graph, returned in the promoted dtype of fields and features."""
-        aggregated = quaternion_attention(
+        aggregated = attend(
             target_field,
             source_field,
             features,

@@ -1,0 +1,134 @@
+"""Quaternion attention as a graph layer that is called like those of PyTorch Geometric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quatsphere.errors import ConfigError
+from quatsphere.kernels import Graph, attention_weights, perturb, quaternion_attention, to_csr
+from quatsphere.nn.extensions import build_routing, build_transport
+from quatsphere.nn.field import LearnedBound, Perturbation
+from quatsphere.nn.shell_step import to_flat, to_quaternions
+
+
+class QuaternionConv(nn.Module):
+    """z_i = Σ_j C_ij r_ij ⊗ W x_j ⊗ r_ij* over any graph, with quaternions made from the features of the nodes.
+
+    q_i = base ⊗ exp(ε tanh(φ(x_i))): a network φ, bounded by a learned ε, around a base that is 1 unless `forward` is
+    given one. Nothing belongs to a node, so the layer works on graphs that it has not seen. `in_channels` is a pair for
+    bipartite graphs, (sources, targets). `out_channels` is per head and a multiple of 4; the output has heads *
+    out_channels features. `dropout` acts on the weights; `residual` adds a linear map of the target's features.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        *,
+        routing: str = "alignment",
+        transport: str = "sandwich",
+        dropout: float = 0.0,
+        bias: bool = True,
+        residual: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if heads < 1 or out_channels < 1 or out_channels % 4:
+            raise ConfigError(
+                f"out_channels must be a positive multiple of 4 and heads at least 1: got {out_channels}, {heads}"
+            )
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout must lie in [0, 1): got {dropout}")
+        if routing == "geometric":
+            raise ConfigError("routing 'geometric' needs positions; use quaternion_attention with directions")
+        pair = in_channels if isinstance(in_channels, tuple) else (in_channels, in_channels)
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.dropout, self.backend, width = dropout, backend, heads * out_channels
+        self.value = nn.Linear(pair[0], width, bias=False)
+        self.skip = nn.Linear(pair[1], width, bias=False) if residual else None
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.routing = build_routing(routing, heads, out_channels // 4)
+        self.transport = build_transport(transport, heads, out_channels // 4)
+        self.perturbation = Perturbation(width, heads, zero_init=False, backend=backend)
+        self.perturbation.inner = nn.Linear(pair[0], width)
+        # targets with features of their own have their own first layer; the rest of the network is shared
+        self.target_rows = nn.Linear(pair[1], width, bias=False) if isinstance(in_channels, tuple) else None
+        self.bound = LearnedBound()
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        graph: Graph,
+        *,
+        edge_rotation: Tensor | None = None,
+        base: Tensor | tuple[Tensor, Tensor] | None = None,
+        return_attention_weights: bool = False,
+    ) -> Any:
+        """Features (V, C) or (B, V, C), or a pair (sources, targets) of them -> features of the targets.
+
+        `graph` is edge_index (2, E) with sources in row 0 (any tensor with two rows is read so), neighbours (T, k) or
+        (B, T, k) with -1 for none, or CSR (row_pointer, source). `edge_rotation` has one unit quaternion per edge, in
+        the order of the graph. `base` (V, 4), or a pair, are unit quaternions such as local frames. With
+        `return_attention_weights` the result is (output, (graph, weights)): weights before dropout, in the order of the
+        graph, (..., H).
+        """
+        source, target = x if isinstance(x, tuple) else (x, x)
+        batched = source.dim() == 3
+        if source.dim() != target.dim() or source.dim() not in (2, 3):
+            raise ConfigError(f"x must be (V, C) or (B, V, C): got {tuple(source.shape)} and {tuple(target.shape)}")
+        source, target = (side if batched else side[None] for side in (source, target))
+        bases = base if isinstance(base, tuple) else (base, base)
+        source_field = target_field = self._field(source, self.perturbation.inner, bases[0])
+        if isinstance(x, tuple):
+            target_field = self._field(target, self.target_rows or self.perturbation.inner, bases[1])
+        features = self.transport.prepare(to_quaternions(self.value(source), self.heads))
+        table: Graph = graph
+        order = None
+        if isinstance(graph, Tensor) and graph.dim() == 2 and graph.shape[0] == 2:
+            rows, columns, order = to_csr(graph, target.shape[1], source.shape[1])
+            table = rows, columns
+            edge_rotation = None if edge_rotation is None else edge_rotation[order]
+        arguments: dict[str, Any] = {"routing": self.routing.rule, "edge_rotation": edge_rotation}
+        beta = self.routing.beta
+        keep = self._keep(table, source) if self.training and self.dropout else None
+        out = quaternion_attention(
+            target_field,
+            source_field,
+            features,
+            table,
+            beta,
+            transport=self.transport.rule,
+            keep=keep,
+            keep_scale=1 / (1 - self.dropout),
+            backend=self.backend,
+            **arguments,
+        )
+        out = to_flat(out).to(source.dtype)
+        out = out if self.skip is None else out + self.skip(target)
+        out = out if self.bias is None else out + self.bias
+        out = out if batched else out[0]
+        if not return_attention_weights:
+            return out
+        weights = attention_weights(target_field, source_field, table, beta, **arguments)
+        weights = weights if order is None else torch.empty_like(weights).index_copy(1, order, weights)
+        return out, (graph, weights if batched else weights[0])
+
+    def _field(self, x: Tensor, first: nn.Linear, base: Tensor | None) -> Tensor:
+        """Unit quaternions (B, V, H, 4) of nodes with features x (B, V, C)."""
+        rows = F.linear(x, first.weight)
+        start = rows.new_zeros(rows.shape[1], self.heads, 4)
+        start[..., 0] = 1
+        if base is not None:
+            start = base[:, None].to(rows.dtype).expand(-1, self.heads, -1)
+        return perturb(rows, self.perturbation.network, self.bound.value[None], start, backend=self.backend)[0]
+
+    def _keep(self, graph: Graph, source: Tensor) -> Tensor:
+        """Dropout mask of the edges."""
+        shape = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(graph[1].shape)
+        samples = () if isinstance(graph, Tensor) and graph.dim() == 3 else (len(source),)
+        return torch.rand(*samples, *shape, self.heads, device=source.device) >= self.dropout
