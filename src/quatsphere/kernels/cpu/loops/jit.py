@@ -1,6 +1,11 @@
 """Numba decorators and the on-disk cache of compiled code."""
 
+import contextlib
+import hashlib
 import inspect
+import os
+import pickle
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +13,14 @@ from typing import Any
 import numba
 from numba.core import config
 from numba.core import event as events
+from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from quatsphere.runtime import compilation
 
+CODE = __file__
+"""This file, whose owner and permissions the compiled code must have too."""
 INTERNAL: dict[str, Any] = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
@@ -59,21 +67,107 @@ class _CompileListener(events.Listener):
 events.register("numba:compile", _CompileListener())
 
 
+class _SealedFiles(IndexDataCacheFile):
+    """Cache files of one function with their SHA-256, compared before anything is unpickled.
+
+    A file that is damaged or that somebody else could have written is dropped, and one that cannot be written is left
+    out; the function is then compiled again.
+    """
+
+    def load(self, key: Any) -> Any:
+        try:
+            return super().load(key)
+        except Exception:  # whatever a damaged file makes its readers raise
+            self._drop()
+            return None
+
+    def save(self, key: Any, data: Any) -> None:
+        for _ in range(2):  # the second time without the damaged index
+            try:
+                return super().save(key, data)
+            except Exception:
+                self._drop()
+        return None
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._index_path)
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            data = _read_own(self._index_path)
+        except FileNotFoundError:
+            return {}
+        version = pickle.dumps(self._version)
+        if not data.startswith(version):
+            return {}
+        stamp, overloads = pickle.loads(_unsealed(self._index_name, data[len(version) :]))
+        return overloads if stamp == self._source_stamp else {}
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        data = self._dump((self._source_stamp, overloads))
+        with self._open_for_write(self._index_path) as file:
+            file.write(pickle.dumps(self._version) + _sealed(self._index_name, data))
+
+    def _load_data(self, name: str) -> Any:
+        return pickle.loads(_unsealed(name, _read_own(self._data_path(name))))
+
+    def _save_data(self, name: str, data: Any) -> None:
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(_sealed(name, self._dump(data)))
+
+
+def _sealed(name: str, data: bytes) -> bytes:
+    """Return `data` after its digest; the digest covers the file's name, so that files cannot be exchanged."""
+    return hashlib.sha256(name.encode() + data).digest() + data
+
+
+def _unsealed(name: str, data: bytes) -> bytes:
+    if _sealed(name, data[32:]) != data:
+        raise pickle.UnpicklingError(f"sha256 differs ({name})")
+    return data[32:]
+
+
+def _read_own(path: str) -> bytes:
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or not _is_own(status):
+            raise PermissionError(f"not a file of this user alone ({path})")
+        return file.read()
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Return True unless others could have written a cache file or folder; those who may write this file may.
+
+    Compiled code is executed as it is, so it needs the same trust as the source.
+    """
+    if not hasattr(os, "getuid"):
+        return True
+    code = os.stat(CODE)
+    allowed = code.st_mode if code.st_gid == status.st_gid else code.st_mode & ~stat.S_IWGRP
+    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~allowed
+    return status.st_uid in (os.getuid(), code.st_uid) and not shared
+
+
 def compiled(function: Callable[..., None]) -> Any:
     """Decorator for functions that Python calls: compiled without the GIL and cached on disk.
 
     Numba's cache only notices changes of the file that defines the function. All files of this package are therefore
-    added to the version that it compares before it unpickles classes that may no longer exist. Without a writable
-    cache folder every process compiles anew.
+    added to the version that it compares before it unpickles classes that may no longer exist. Without a cache folder
+    that this user, and nobody else, can write to, every process compiles anew.
     """
     bare = inspect.unwrap(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
     try:
         dispatcher: Any = numba.njit(bare, cache=True, **options)
-    except RuntimeError:
+        folder = os.stat(dispatcher._cache.cache_path)
+    except (RuntimeError, OSError):
+        return numba.njit(bare, **options)
+    if not _is_own(folder):
         return numba.njit(bare, **options)
     files = sorted(Path(__file__).parent.glob("*.py"))
     stamp = tuple((file.name, file.stat().st_mtime, file.stat().st_size) for file in files)
     cache = dispatcher._cache._cache_file
+    cache.__class__ = _SealedFiles
     cache._version = cache._version, stamp
     return dispatcher
