@@ -109,17 +109,84 @@ def test_damaged_entry_is_noticed_and_rebuilt(
     second = load_dataset("folder", root=root, cache=folder)
     assert same(first, second)
     assert len(decodings) == 2
-    if (suffix, damage) not in ((".json", "missing"), (".json", "flip")):
+    if (suffix, damage) != (".json", "missing"):
         assert "damaged cache noticed and rebuilt" in second.notes
     third = load_dataset("folder", root=root, cache=folder)
     assert len(decodings) == 2
     assert third.notes == first.notes
 
 
+def test_no_flipped_bit_of_the_facts_is_read(tmp_path: Path) -> None:
+    facts = {"classes": ["cat", "dog"], "train": 3}
+
+    def load() -> tuple[object, tuple[str, ...]]:
+        return cache.load_or_build(tmp_path, "key", ["source"], lambda: ({"labels": np.arange(4)}, facts))[1:]
+
+    load()
+    file = next(path for path in entries(tmp_path) if path.suffix == ".json")
+    good = file.read_bytes()
+    assert load() == (facts, ())
+    for bit in range(0, 8 * len(good), 29):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        assert load() == (facts, ("damaged cache noticed and rebuilt",)), bit
+    assert file.read_bytes() == good
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"null", b"\xff", b"9" * 5000, None])
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_unreadable_entry_is_rebuilt(tmp_path: Path, suffix: str, content: bytes | None) -> None:
+    def load() -> tuple[str, ...]:
+        return cache.load_or_build(tmp_path, "key", [], lambda: ({"labels": np.arange(4)}, {}))[2]
+
+    load()
+    file = next(path for path in entries(tmp_path) if path.suffix == suffix)
+    if content is None:
+        file.write_bytes(b"")
+        os.truncate(file, 1 << 40)
+    else:
+        file.write_bytes(content)
+    assert load() == ("damaged cache noticed and rebuilt",)
+    assert load() == ()
+
+
 def test_unwritable_cache_is_a_note(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     data = load_dataset("folder", root=root, cache=tmp_path / "file" / "c")
     assert any(note.startswith("cache not written: ") and "decoded again" in note for note in data.notes)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No HOME and no entry in the list of users, as in containers that run as an arbitrary user."""
+    for name in ("HOME", "XDG_CACHE_HOME", "QUATSPHERE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2_000_000_001)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_folder_images_are_decoded_in_memory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert any(note.startswith("cache not written: no home folder") for note in load_dataset("folder", root=root).notes)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_folder_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cifar10", "idx"):
+        with pytest.raises(DataError, match=r"^no folder to search for data, .*; pass --data.root$"):
+            load_dataset(name)
+        with pytest.raises(DataError, match="~"):
+            load_dataset(name, root="~/nowhere")
+    with pytest.raises(DataError, match=r"^no such file or folder: ~nobody-here/x; check --data.root$"):
+        load_dataset("folder", root="~nobody-here/x")
+    with pytest.raises(DataError, match=r"^no home folder to download to; pass --output"):
+        cache.download_folder()
+    monkeypatch.setenv("QUATSPHERE_DATA", str(tmp_path))
+    assert cache.search_paths(None) == [tmp_path]
 
 
 def test_full_disk_is_a_note_and_leaves_nothing_half_written(root: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import zipfile
 from pathlib import Path
 
@@ -255,3 +256,23 @@ def test_roots_that_are_not_image_folders(tmp_path: Path) -> None:
         load_dataset("folder", root=tmp_path / "missing")
     with pytest.raises(DataError, match=r"have no default place; pass --data\.root"):
         load_dataset("folder")
+
+
+@pytest.mark.parametrize("name", ["folder", "cifar10", "cifar100", "idx"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "pipe in a link"])
+def test_root_that_is_a_pipe_or_a_device_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    root = tmp_path / "root"
+    if kind == "device":
+        root.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        root.symlink_to(tmp_path / "pipe")
+        root = root if kind == "pipe in a link" else tmp_path / "pipe"
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("reads without end"))
+    signal.alarm(10)
+    try:
+        with pytest.raises(DataError, match=r"(is neither a folder nor a zip|^no .* files in .*); |pass --data\.root"):
+            load_dataset(name, root=root)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quatsphere.data.cifar import read_batch
+from quatsphere.data import pickled_batch
+from quatsphere.data.pickled_batch import read_batch
 from quatsphere.errors import DataError
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)
@@ -120,6 +122,53 @@ def test_message_names_what_was_asked_for(tmp_path: Path) -> None:
 def test_bombs_are_refused(data: bytes) -> None:
     with pytest.raises(DataError, match=r"^refused: file"):
         read_batch(data)
+
+
+def shared(build: bytes, end: bytes, doublings: int = 60) -> bytes:
+    """Pickle in which an object holds the previous one twice, fetched from the memo, again and again."""
+    return b"\x80\x02}K\x01q\x00" + (b"0h\x00h\x00" + build + b"q\x00") * doublings + end
+
+
+HANGS = {
+    "tuples as a key, by DUP": b"\x80\x02}K\x01" + b"2\x86" * 60 + b"K\x01s.",
+    "tuples as a key, by memo": shared(b"\x86", b"K\x01s."),
+    "tuples in a frozen set": b"\x80\x04}(K\x01" + b"2\x86" * 60 + b"\x91K\x01s.",
+    "tuples in a set": b"\x80\x04\x8f(K\x01" + b"2\x86" * 60 + b"\x90.",
+    "lists as a type code": b"\x80\x02cnumpy\ndtype\n" + shared(b"]q\x01h\x00ah\x01h\x00a", b"\x85R.")[2:],
+    "lists as an encoding": b"\x80\x02c_codecs\nencode\nX\x01\0\0\0a"
+    + (b"]q\x00K\x01a" + b"]q\x01(h\x00h\x00eq\x00" * 60)
+    + b"\x86R.",
+    "three million lists": b"\x80\x02" + b"](" * 3_000_000 + b".",
+    "nested lists": b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b".",
+    "a long key again and again": b"\x80\x02U\x01aq\x00}(B\0\0\x10\0"
+    + bytes(1 << 20)
+    + b"q\x01"
+    + b"K\x01h\x01" * 5_000
+    + b"u.",
+    "a long shape again and again": b"\x80\x02(" + b"K\x01" * 20_000 + b"tq\0" + b"h\0\x850" * 5_000 + b"}.",
+    "a long text encoded again and again": b"\x80\x02X\0\0\x10\0"
+    + b"a" * (1 << 20)
+    + b"q\0X\x06\0\0\0latin1q\1("
+    + b"c_codecs\nencode\nh\0h\1\x86R" * 10_000
+    + b"l.",
+}
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_small_files_cannot_ask_for_much_time_or_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled_batch, "MAX_OPCODES", 50_000)  # type checks make every instruction slow here
+    started = time.process_time()
+    with pytest.raises((DataError, ValueError), match=r"^(refused: file|not a CIFAR batch)"):
+        read_batch(HANGS[kind])
+    assert time.process_time() - started < 10
+
+
+def test_reading_a_batch_changes_nothing_but_its_result() -> None:
+    """An instruction that sets the state of a name would change the function behind it for every later file."""
+    with pytest.raises(ValueError, match="not a CIFAR batch"):
+        read_batch(b"\x80\x02c_codecs\nencode\n}X\x01\0\0\0aK\x01sb.")
+    with pytest.raises(DataError, match=r"^refused: file nests"):
+        read_batch(b"\x80\x02c_codecs\nencode\nN}X\x0c\0\0\0__defaults__K\x01s\x86b.")
 
 
 @pytest.mark.parametrize(

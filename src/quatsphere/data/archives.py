@@ -203,7 +203,7 @@ def open_tree(path: Path) -> FileTree:
     """Return the files below a folder or inside a zip; any other file is refused."""
     if path.is_dir():
         return FolderTree(path)
-    if path.is_file() and not is_zip(path):
+    if path.exists() and not (path.is_file() and is_zip(path)):
         raise DataError(
             f"{printable(path)} is neither a folder nor a zip; pass --data.root of a folder with one subfolder per "
             "class, or of a zip of one"

@@ -1,11 +1,9 @@
-"""Cache of decoded image folders (a file of arrays and a file with its hash), and the folders searched for data."""
+"""Cache of decoded image folders (a file of arrays and a sealed file of facts), and the folders searched for data."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,25 @@ import numpy as np
 
 from quatsphere.errors import DataError, ResourceError, printable
 from quatsphere.storage import atomic
-from quatsphere.storage.atomic import sha256_bytes
+from quatsphere.storage.atomic import read_regular, sha256_bytes
+from quatsphere.storage.step_folder import seal, unseal
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Increased when the decoding rule or the layout of a cache file changes."""
+MAX_FACTS_BYTES = 1 << 30
 
 ArrayDict = dict[str, np.ndarray]
 
 
-def cache_root() -> Path:
-    """Return `$XDG_CACHE_HOME/quatsphere`, or `~/.cache/quatsphere`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quatsphere"
+def cache_root() -> Path | None:
+    """Return `$XDG_CACHE_HOME/quatsphere`, or `~/.cache/quatsphere`; None for a user without a home folder."""
+    base = expand_home(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+    return None if str(base).startswith("~") else base / "quatsphere"
+
+
+def expand_home(path: Path) -> Path:
+    """Replace a leading `~`; unlike `Path.expanduser`, leave it if there is no such user or home folder."""
+    return Path(os.path.expanduser(path))
 
 
 def load_or_build(
@@ -35,9 +40,11 @@ def load_or_build(
 
     `key` names the entry; an entry with another `identity` (the state of the source) is replaced.
     """
-    folder = (cache_root() if folder is None else folder) / "decoded"
-    stem = folder / sha256_bytes(key.encode("utf-8", "surrogateescape"))[:32]
-    identity = [CACHE_FORMAT, *identity]
+    folder = cache_root() if folder is None else folder
+    if folder is None:
+        note = "cache not written: no home folder; set XDG_CACHE_HOME, else images are decoded again at the next start"
+        return (*build(), (note,))
+    stem = folder / "decoded" / sha256_bytes(f"{CACHE_FORMAT} {key}".encode("utf-8", "surrogateescape"))[:32]
     stored = _read(stem, identity)
     if isinstance(stored, tuple):
         return (*stored, ())
@@ -52,15 +59,15 @@ def _read(stem: Path, identity: list[object]) -> tuple[ArrayDict, Any] | str:
     try:
         if not header.is_file():
             return "absent"
-        written = json.loads(header.read_text(encoding="utf-8"))
+        written = unseal(read_regular(header, MAX_FACTS_BYTES))
         if written["identity"] != identity:
             return "absent"
-        data = file.read_bytes()
-        if sha256_bytes(data) != written["sha256"]:
+        data = read_regular(file, written["arrays"]["size"])
+        if sha256_bytes(data) != written["arrays"]["sha256"]:
             return "damaged"
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays), written["facts"]
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except Exception:  # whatever a damaged file makes its readers raise, the images can be decoded again
         return "damaged"
 
 
@@ -69,13 +76,14 @@ def _write(stem: Path, identity: list[object], arrays: ArrayDict, facts: object)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     data = buffer.getvalue()
-    header = {"identity": identity, "sha256": sha256_bytes(data), "facts": facts}
+    described = {"size": len(data), "sha256": sha256_bytes(data)}
+    header = seal({"identity": identity, "arrays": described, "facts": facts})
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         atomic.remove_leftovers(stem.parent)
         stem.with_suffix(".json").unlink(missing_ok=True)
         atomic.write_bytes(stem.with_suffix(".npz"), data)
-        atomic.write_json(stem.with_suffix(".json"), header)
+        atomic.write_bytes(stem.with_suffix(".json"), header)
     except (OSError, ResourceError) as error:
         return (f"cache not written: {printable(str(error))}; images are decoded again at the next start",)
     return ()
@@ -83,22 +91,27 @@ def _write(stem: Path, identity: list[object], arrays: ArrayDict, facts: object)
 
 def download_folder() -> Path:
     """Return the folder that `quatsphere data get` downloads to."""
-    return cache_root() / "downloads"
+    root = cache_root()
+    if root is None:
+        raise DataError("no home folder to download to; pass --output or set XDG_CACHE_HOME")
+    return root / "downloads"
 
 
 def search_paths(root: Path | None) -> list[Path]:
     """Return the folders (or the one file) to search, in this order."""
     if root is not None:
-        return [root.expanduser()]
-    folder = os.environ.get("QUATSPHERE_DATA")
-    return [*([Path(folder).expanduser()] if folder else []), download_folder()]
+        return [expand_home(root)]
+    named, cache = os.environ.get("QUATSPHERE_DATA"), cache_root()
+    if not named and cache is None:
+        raise DataError("no folder to search for data, because there is no home folder; pass --data.root")
+    return [*([expand_home(Path(named))] if named else []), *([download_folder()] if cache else [])]
 
 
 def require_root(root: Path | None, what: str) -> Path:
     """Return a path that the user must give, or raise DataError if it is missing or does not exist."""
     if root is None:
         raise DataError(f"{what} have no default place; pass --data.root")
-    path = root.expanduser()
+    path = expand_home(root)
     if not path.exists():
         raise DataError(f"no such file or folder: {printable(path)}; check --data.root")
     return path

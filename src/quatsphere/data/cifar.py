@@ -1,19 +1,10 @@
-"""Read CIFAR-10 and CIFAR-100 from official archives or folders, or from class folders of images.
-
-Pickled batches are read without calling anything that a pickle names: a pickle is a program, and of its instructions
-the official batches need four targets, all to rebuild numpy arrays. A stand-in that only records its arguments takes
-the place of each, and any other name is refused before it is looked up.
-"""
+"""Read CIFAR-10 and CIFAR-100 from official archives or folders, or from class folders of images."""
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +14,7 @@ from quatsphere.data.cache import search_paths
 from quatsphere.data.cifar_files import CIFARS, BatchFile, Cifar, Container
 from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions, dataset_fingerprint, raw_split
 from quatsphere.data.image_folder import read_class_folders
+from quatsphere.data.pickled_batch import read_batch
 from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import sha256_bytes
 
@@ -32,10 +24,6 @@ MAX_UNPACKED_BYTES = 400 << 20
 """Maximum unpacked size of an archive; the official ones unpack to 176 to 179 MB."""
 MEANS_TOLERANCE = 0.02
 """Grey levels within which channel means identify the JPEG copy; the true means differ by 0.04 in red."""
-MAX_NESTING = 1000
-"""Maximum number of calls and tuples in a pickled batch (a real one has five); more could overflow the stack."""
-MAX_MEMO_SLOT = 10_000_000
-"""Maximum memo slot in a pickled batch; the C unpickler allocates all slots below it."""
 
 BatchRows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Pixels (N, 3072) and labels (N,)."""
@@ -210,97 +198,3 @@ def describe_copy(cifar: Cifar, raw: RawDataset) -> tuple[str, ...]:
 def _has_jpeg_means(cifar: Cifar, raw: RawDataset) -> bool:
     means = raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64)
     return cifar.jpeg_means is not None and bool(np.allclose(means, cifar.jpeg_means, rtol=0, atol=MEANS_TOLERANCE))
-
-
-class _ArrayStandIn:
-    """Stand-in for numpy.ndarray that records the pickled state."""
-
-    def __init__(self, *_: object) -> None:
-        self.state: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.state = state
-
-    def to_numpy(self) -> np.ndarray:
-        """Return the array of uint8 or int64 that the state describes: (version, shape, dtype, fortran, bytes)."""
-        _, shape, dtype, fortran, raw = self.state
-        if not (
-            isinstance(dtype, _DtypeStandIn) and dtype.code in ("u1", "i8") and isinstance(raw, (bytes, bytearray))
-        ):
-            raise ValueError("array is not of bytes")
-        flat = np.frombuffer(raw, np.uint8 if dtype.code == "u1" else "<i8")
-        return flat.reshape(shape, order="F" if fortran else "C")
-
-
-class _DtypeStandIn:
-    """Stand-in for numpy.dtype that records the type code."""
-
-    def __init__(self, code: object = "", *_: object) -> None:
-        text = code.decode("latin1") if isinstance(code, bytes) else str(code)
-        self.code = text.lstrip("|<=")
-
-    def __setstate__(self, state: object) -> None:
-        """Ignore byte order and alignment; `code` admits little-endian types only."""
-
-
-def _from_buffer(buffer: object, dtype: object, shape: object, order: object) -> _ArrayStandIn:
-    array = _ArrayStandIn()
-    array.state = (1, shape, dtype, order == "F", buffer)
-    return array
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise ValueError(f"encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _ArrayStandIn,
-    ("numpy", "dtype"): _DtypeStandIn,
-    ("_codecs", "encode"): _encode,
-}
-for _core in ("numpy.core", "numpy._core"):
-    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = _ArrayStandIn
-    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _from_buffer
-
-
-class _BatchUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        if (module, name) not in _ALLOWED:
-            requested = f"{module}.{name}".encode("unicode_escape").decode()
-            raise DataError(f"refused: file asks for {requested}; CIFAR needs only numpy arrays")
-        return _ALLOWED[module, name]
-
-
-def _refuse_bombs(data: bytes) -> None:
-    """Inspect a pickle before running it: a few bytes can demand gigabytes or a stack of a million frames."""
-    nesting = 0
-    for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > MAX_MEMO_SLOT:
-            raise DataError("refused: file asks for an absurd amount of memory; CIFAR needs only numpy arrays")
-        nesting += opcode.name.startswith(("TUPLE", "REDUCE", "BUILD", "NEWOBJ", "INST", "OBJ", "LIST", "DICT"))
-        if nesting > MAX_NESTING:
-            raise DataError("refused: file nests too deeply; CIFAR needs only numpy arrays")
-
-
-def read_batch(data: bytes) -> dict[str, Any]:
-    """Return the dictionary of a pickled CIFAR batch: text keys, arrays as numpy, lists unchanged.
-
-    Raises DataError for a pickle that names anything but arrays, ValueError for a damaged one.
-    """
-    try:
-        _refuse_bombs(data)
-        batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
-        if not isinstance(batch, dict):
-            raise ValueError(f"holds a {type(batch).__name__}, not a dictionary")
-        return {
-            key.decode("latin1") if isinstance(key, bytes) else str(key): (
-                value.to_numpy() if isinstance(value, _ArrayStandIn) else value
-            )
-            for key, value in batch.items()
-        }
-    except DataError:
-        raise
-    except Exception as error:  # a damaged pickle can raise any exception
-        raise ValueError(f"not a CIFAR batch: {type(error).__name__}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quatsphere.data.archives import ARCHIVE_ERRORS, open_stream
+from quatsphere.data.archives import ARCHIVE_ERRORS, MAX_FILE_BYTES, open_stream
 from quatsphere.data.cache import search_paths
 from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions, raw_split
 from quatsphere.errors import DataError, printable
@@ -61,7 +61,7 @@ def read_idx_files(options: ReadOptions) -> RawDataset:
 def _official_notes(folder: Path) -> tuple[str, ...]:
     """Return a note if the gzipped files are the official ones, byte for byte."""
     paths = [folder / f"{name}.gz" for name in FILE_NAMES]
-    if not all(path.is_file() for path in paths):
+    if not all(path.is_file() and path.stat().st_size <= MAX_FILE_BYTES for path in paths):
         return ()
     sums = tuple(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in paths)
     return tuple(f"official {title} files (md5)" for title, official in OFFICIAL_MD5.items() if sums == official)
