@@ -1,0 +1,61 @@
+"""Speed of models in torch and in onnxruntime, measured in turn within one process; one JSON line per model and batch.
+
+    python benchmarks/export_speed.py --presets demo lite paper-cifar10 --threads 2
+
+Weights are those of a start: they do not influence the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import quatsphere
+from quatsphere.export.files import export_program, onnx_bytes, read_onnx
+from quatsphere.export.frozen import FrozenModel
+from quatsphere.models import build_model
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Duration of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Convert each preset's model and time both forms."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", default=["demo"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for preset in options.presets:
+        config = quatsphere.load_preset(preset).model
+        model = build_model(config, seed=0).eval()
+        shape = (config.in_channels, config.image_size, config.image_size)
+        frozen = FrozenModel(model, [0.0] * config.in_channels, [1.0] * config.in_channels)
+        exported = read_onnx(onnx_bytes(export_program(frozen, shape), {}))
+        for batch in options.batches:
+            images = torch.rand(batch, *shape)
+            calls = {"torch": partial(model, images), "onnxruntime": partial(exported, images)}
+            with torch.inference_mode():
+                difference = float((calls["torch"]() - calls["onnxruntime"]()).abs().max())
+                times = [{name: seconds(call) for name, call in calls.items()} for _ in range(options.rounds)]
+            best = {f"{name}_best_ms": round(1e3 * min(t[name] for t in times), 2) for name in calls}
+            median = {f"{name}_median_ms": round(1e3 * statistics.median(t[name] for t in times), 2) for name in calls}
+            facts = {"preset": preset, "batch": batch, "threads": options.threads, "difference": difference}
+            print(json.dumps({**facts, **best, **median}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

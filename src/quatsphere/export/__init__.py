@@ -1,0 +1,1 @@
+"""Trained models as inference modules in plain torch, the basis of exported files."""

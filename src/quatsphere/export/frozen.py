@@ -1,0 +1,128 @@
+"""A trained model as one inference module in plain torch, for exporters.
+
+Positions, sampling points, graphs, interpolation, bounds, gates, merged Hamilton weights and the pooled axis are
+constants; normalisation is part of the module. It has no custom operators, no dropout and no caches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quatsphere.export.frozen_qsv import FrozenQSV
+from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
+from quatsphere.export.sampling import PatchSampler
+from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
+from quatsphere.models.steps import ModelStep, model_steps
+
+
+class FrozenModel(nn.Module):
+    """Images (B, C, Y, X) with levels in [0, 1] -> logits (B, classes)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        model = copy.deepcopy(model).float().eval().requires_grad_(False)
+        if isinstance(model, QSV | AttentionNet):
+            model.layout.refresh()  # loaded positions have other neighbours than those of the start
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        self.body = FROZEN[type(model)](model)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise and classify."""
+        logits: Tensor = self.body((images - self.mean) / self.std)
+        return logits
+
+
+class FrozenAttention(nn.Module):
+    """The matched baseline with the constants of its layout."""
+
+    def __init__(self, model: AttentionNet) -> None:
+        super().__init__()
+        self.sampler = sampler_of(model)
+        self.projection = permuted_linear(model.embed.projection, columns=self.sampler.column_order)
+        self.norm = model.embed.norm
+        self.steps = nn.ModuleList(FrozenAttentionStep(step) for step in model_steps(model))
+        self.classifier = model.classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images -> logits."""
+        tokens = self.norm(self.projection(self.sampler(images)))
+        for step in self.steps:
+            tokens = step(tokens)
+        logits: Tensor = self.classifier(tokens.mean(1))
+        return logits
+
+
+class FrozenAttentionStep(nn.Module):
+    """Dense attention with a mask, which runs as two products of matrices; a softmax over k gathers edge by edge."""
+
+    mask: Tensor
+
+    def __init__(self, step: ModelStep) -> None:
+        super().__init__()
+        module, attention, graph = step.module, step.module.attention, step.graph
+        sources = int(graph.neighbours.max()) + 1 if graph.mixing is None else int(graph.mixing.indices.max()) + 1
+        sources = max(sources, int(graph.neighbours.max()) + 1)
+        self.heads, self.uniform = attention.heads, attention.routing == "uniform"
+        chosen = torch.zeros(len(graph.neighbours), sources).scatter_(1, graph.neighbours, 1.0)
+        mask = chosen / chosen.sum(1, keepdim=True) if self.uniform else (1 - chosen) * -1e9
+        self.register_buffer("mask", mask)
+        self.interpolation = Interpolation(graph)
+        self.attention_norm, self.ffn_norm, self.ffn = module.attention_norm, module.ffn_norm, module.ffn
+        self.value, self.output = attention.value, attention.output
+        self.query, self.key = copy.deepcopy(attention.query), attention.key
+        for parameter in self.query.parameters():
+            parameter.mul_((parameter.shape[0] // self.heads) ** -0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Attention over the neighbours and feed-forward block, both with residuals."""
+        target = self.interpolation(tokens)
+        source = self.attention_norm(tokens)
+        values = self.split(self.value(source))
+        if self.uniform:
+            weights = self.mask
+        else:
+            queries, keys = self.split(self.query(self.attention_norm(target))), self.split(self.key(source))
+            weights = torch.softmax(queries @ keys.transpose(2, 3) + self.mask, dim=3)
+        hidden = target + self.output((weights @ values).transpose(1, 2).flatten(2))
+        out: Tensor = hidden + self.ffn(self.ffn_norm(hidden))
+        return out
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, V, d) -> (B, H, V, C)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class FrozenLinear(nn.Module):
+    """Softmax regression on the samples."""
+
+    def __init__(self, model: LinearModel) -> None:
+        super().__init__()
+        config = model.config
+        self.sampler = PatchSampler(model.coords, config.image_size, config.in_channels, config.wrap_longitude)
+        self.classifier = copy.deepcopy(model.classifier)
+        vertices = model.coords.shape[0]
+        weight = self.classifier.weight.unflatten(1, (vertices, -1))[:, :, self.sampler.column_order]
+        self.classifier.weight = constant(weight.flatten(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images -> logits."""
+        logits: Tensor = self.classifier(self.sampler(images).flatten(1))
+        return logits
+
+
+FROZEN: dict[type, Any] = {
+    QSV: FrozenQSV,
+    AttentionNet: FrozenAttention,
+    LinearModel: FrozenLinear,
+    ResNet20: lambda model: model,
+}

@@ -1,0 +1,335 @@
+"""QSV as plain torch with constants: see `quatsphere.export.frozen`.
+
+Features of a token have the order (component, channel, head) instead of (head, channel, component): a component is
+then a contiguous block, and rotations and routing weights act on rows of heads. The order is folded into the weights.
+Quaternions are tuples of four tensors (w, x, y, z).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of, sum_slots
+from quatsphere.geometry.quaternion import block_expand
+from quatsphere.kernels import Rule
+from quatsphere.models import QSV
+from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.nn.field import LearnedBound, NoPerturbation, ShellField
+from quatsphere.nn.layout import Shell
+from quatsphere.nn.pooling import MeanPooling, PerHeadPooling
+from quatsphere.nn.trace import Trace
+
+Quaternion = tuple[Tensor, ...]
+"""Four tensors: w, x, y, z."""
+
+
+class FrozenQSV(nn.Module):
+    """QSV with the constants of its layout and field."""
+
+    def __init__(self, model: QSV) -> None:
+        super().__init__()
+        config = model.config
+        order = feature_order(config.heads, config.channels)
+        self.sampler = sampler_of(model)
+        self.projection = permuted_linear(model.embed.projection, rows=order)
+        self.projection.weight = constant(self.projection.weight[:, self.sampler.column_order])
+        self.norm = copy.deepcopy(model.embed.norm)
+        self.norm.weight, self.norm.bias = (constant(p[order]) for p in (self.norm.weight, self.norm.bias))
+        self.steps = nn.ModuleList(FrozenStep(model, step, order) for step in model_steps(model))
+        self.pool = FrozenPooling(model, order)
+        self.classifier = permuted_linear(model.classifier, columns=order)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images -> logits."""
+        tokens = self.norm(self.projection(self.sampler(images)))
+        for step in self.steps:
+            tokens = step(tokens)
+        logits: Tensor = self.classifier(self.pool(tokens))
+        return logits
+
+
+class PerturbationNetwork(nn.Module):
+    """q_eff = normalize(q_base ⊗ exp(ω)) of one shell, after the product with the network's first layer."""
+
+    base: Tensor
+    first: Tensor
+    inner: Tensor
+    outer: Tensor
+    outer_bias: Tensor
+    bound: Tensor
+
+    def __init__(self, network: Any, shell: ShellField, order: Tensor) -> None:
+        super().__init__()
+        base = shell.base.detach()
+        heads = base.shape[1]
+        self.register_buffer("base", base.transpose(1, 2).contiguous())  # (V, 4, H)
+        self.perturbed = not isinstance(network, NoPerturbation)
+        self.bounded = self.perturbed and isinstance(shell.bound, LearnedBound)
+        if not self.perturbed:
+            return
+        width = len(order) // heads
+        rows = torch.arange(len(order)).view(heads, width).T.flatten()  # hidden units in the order (unit, head)
+        self.register_buffer("first", network.inner.weight.detach()[rows][:, order])
+        self.register_buffer("inner", network.inner.bias.detach()[rows])
+        diagonal = torch.eye(heads)[None, :, None, :] * network.outer_weight.detach().permute(1, 0, 2)[..., None]
+        self.register_buffer("outer", diagonal.reshape(len(order), 3 * heads))  # (unit, head) -> (axis, head)
+        self.register_buffer("outer_bias", network.outer_bias.detach().T.flatten())
+        if isinstance(shell.bound, LearnedBound):
+            self.register_buffer("bound", shell.bound.value.detach().reshape(1))
+
+    def forward(self, hidden: Tensor) -> Quaternion:
+        """Field of each vertex from first-layer outputs (B, V, d), as four tensors (B, V, H)."""
+        base = components(self.base)
+        if not self.perturbed:
+            batch = hidden.shape[0]
+            return tuple(part.expand(batch, -1, -1) for part in base)
+        tangent = F.gelu(hidden + self.inner) @ self.outer + self.outer_bias
+        if self.bounded:
+            tangent = self.bound * torch.tanh(tangent)
+        x, y, z = tangent.unflatten(2, (3, -1)).unbind(2)
+        angle = torch.sqrt(x * x + y * y + z * z)
+        safe = torch.clamp(angle, min=1e-20)
+        sinc = torch.where(angle > 1e-20, torch.sin(safe) / safe, 1.0)
+        return unit(hamilton(base, (torch.cos(angle), sinc * x, sinc * y, sinc * z)))
+
+
+class FrozenStep(nn.Module):
+    """One step of QSV: (B, S, d) -> (B, T, d)."""
+
+    neighbours: Tensor
+    beta: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    skip: Tensor
+    value_map: Tensor
+    target_directions: Tensor
+    source_directions: Tensor
+
+    def __init__(self, model: QSV, step: ModelStep, order: Tensor) -> None:
+        super().__init__()
+        module, config = step.module, model.config
+        self.heads, self.channels, self.k = config.heads, config.channels, step.graph.neighbours.shape[1]
+        shells = [model.fields[step.source - 1], model.fields[step.target - 1]]
+        self.within = shells[0] is shells[1]
+        own = [shell.perturbation or module.perturbation for shell in shells]
+        self.source = PerturbationNetwork(own[0], shells[0], order)
+        self.target = None if self.within else PerturbationNetwork(own[1], shells[1], order)
+        self.shared_first = own[0] is own[1]
+        self.register_buffer("neighbours", step.graph.neighbours.clone())
+        self.register_buffer("beta", module.routing.beta.detach())
+        self.interpolation = Interpolation(step.graph)
+        gate = module.gate.value
+        self.register_buffer("gate", None if gate is None else gate.detach().reshape(1))
+        self.routing: Rule = module.routing.rule
+        self.transport: Rule = module.transport.rule
+        self._freeze_directions(model.layout.shells, step)
+        self._freeze_values(module, order)
+        self._freeze_block(module)
+
+    def _freeze_directions(self, shells: Sequence[Shell], step: ModelStep) -> None:
+        if self.routing == "geometric":
+            self.register_buffer("target_directions", shells[step.target - 1].directions().detach())
+            self.register_buffer("source_directions", shells[step.source - 1].directions().detach())
+
+    def _freeze_values(self, module: Any, order: Tensor) -> None:
+        """Fold head mixing and a value map per head into one matrix on the right of the tokens."""
+        maps = []
+        if isinstance(getattr(module.head_mixing, "weight", None), Tensor):
+            maps.append(module.head_mixing.weight.detach())
+        if isinstance(getattr(module.transport, "weight", None), Tensor):
+            maps.append(torch.block_diag(*module.transport.weight.detach()))
+        whole = torch.linalg.multi_dot([*maps[::-1], torch.eye(len(order))]) if maps else None
+        self.register_buffer("value_map", None if whole is None else whole[order][:, order].T.contiguous())
+
+    def _freeze_block(self, module: Any) -> None:
+        """Real matrices of the Hamilton block per head, (4Q, 16Q) and (16Q, 4Q), inputs and outputs (component, Q)."""
+        inner = feature_order(1, self.channels)
+        up, down = (block_expand(weight.detach()) for weight in module.ffn.weights(module.post))
+        self.register_buffer("up", up.transpose(1, 2)[:, inner].contiguous())
+        self.register_buffer("down", down.transpose(1, 2)[:, :, inner].contiguous())
+        skip = block_expand(module.post.weight.detach()).transpose(1, 2)[:, inner][:, :, inner]
+        self.register_buffer("skip", skip.contiguous() if module.ffn.skip else None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Field, routing, transport, Hamilton block and residual."""
+        source, target = self.fields(tokens)
+        values = tokens if self.value_map is None else tokens @ self.value_map
+        sent = components(values.unflatten(2, (4, self.channels, self.heads)))
+        received = self.aggregate(self.weights(source, target), source, target, sent)
+        mixed = torch.stack(received, 2).flatten(2, 3).permute(0, 3, 1, 2)  # (B, H, T, 4Q)
+        update = F.gelu(mixed @ self.up) @ self.down
+        if self.skip is not None:
+            update = update + mixed @ self.skip
+        residual = self.interpolation(tokens)
+        return update.permute(0, 2, 3, 1).flatten(2) + (residual if self.gate is None else self.gate * residual)
+
+    def fields(self, tokens: Tensor) -> tuple[Quaternion, Quaternion]:
+        """Fields of sources and targets; the first layer is linear, so it commutes with interpolation."""
+        hidden = tokens @ self.source.first.T if self.source.perturbed else tokens
+        source = self.source(hidden)
+        if self.target is None:
+            return source, source
+        if self.target.perturbed and not self.shared_first:
+            hidden = tokens @ self.target.first.T
+        return source, self.target(self.interpolation(hidden) if self.target.perturbed else hidden)
+
+    def weights(self, source: Quaternion, target: Quaternion) -> Tensor | None:
+        """Routing weights (B, k, T, H), None where all are 1/k."""
+        if self.routing == "uniform":
+            return None
+        if not isinstance(self.routing, str):
+            return self.routing(*self.edge_fields(source, target), self.beta).transpose(1, 2)
+        return torch.softmax(self.beta * self.scores(source, target), dim=1)
+
+    def scores(self, source: Quaternion, target: Quaternion) -> Tensor:
+        """Scores (B, k, T, H) of built-in routings."""
+        if self.routing == "geometric":  # -‖p_i - q_i p_j q_i*‖² up to terms that are equal for all neighbours
+            point = [axis[None, :, None] for axis in self.target_directions.unbind(1)]
+            turned = rotated(star(target), (torch.zeros_like(target[0]), *point))
+            query = torch.stack(turned[1:], 2)
+            key = self.source_directions[self.neighbours.T][None, ..., None]  # (1, k, T, 3, 1)
+            return 2 * (query[:, None] * key).sum(3)
+        gathered = self.gather(torch.stack(source, 2).flatten(2)).unflatten(3, (4, self.heads))
+        real = (gathered * torch.stack(target, 2)[:, None]).sum(3)
+        return real.abs() if self.routing == "absolute" else real
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows (B, S, n) of all neighbours, (B, k, T, n)."""
+        return rows.index_select(1, self.neighbours.T.flatten()).unflatten(1, (self.k, -1))
+
+    def edge_fields(self, source: Quaternion, target: Quaternion) -> tuple[Tensor, Tensor]:
+        """Fields as a registered rule receives them: (B, T, 1, H, 4) and (B, T, k, H, 4)."""
+        gathered = self.gather(torch.stack(source, 2).flatten(2)).unflatten(3, (4, self.heads))
+        return torch.stack(target, -1).unsqueeze(2), gathered.permute(0, 2, 1, 4, 3)
+
+    def aggregate(self, weights: Tensor | None, source: Quaternion, target: Quaternion, sent: Quaternion) -> Quaternion:
+        """Weighted sum of the messages, four tensors (B, T, Q, H)."""
+        if not isinstance(self.transport, str):
+            return self.aggregate_registered(weights, source, target, sent)
+        here, there = (tuple(part.unsqueeze(2) for part in field) for field in (source, target))
+        rows = torch.stack(LIFTS[self.transport](here, sent), 2).flatten(2)
+        if weights is None:
+            total = sum_slots([rows.index_select(1, slot) for slot in self.neighbours.unbind(1)]) / self.k
+            total = total.unflatten(2, (4, self.channels, self.heads))
+        else:
+            terms = [
+                rows.index_select(1, slot).unflatten(2, (-1, self.heads)) * weights[:, s].unsqueeze(2)
+                for s, slot in enumerate(self.neighbours.unbind(1))
+            ]
+            total = sum_slots(terms).unflatten(2, (4, self.channels))
+        return LOWERINGS[self.transport](there, components(total))
+
+    def aggregate_registered(
+        self, weights: Tensor | None, source: Quaternion, target: Quaternion, sent: Quaternion
+    ) -> Quaternion:
+        """`aggregate` with a transport given as a function on edges."""
+        assert callable(self.transport)
+        features = self.gather(torch.stack(sent, 2).flatten(2)).unflatten(3, (4, self.channels, self.heads))
+        messages = self.transport(*self.edge_fields(source, target), features.permute(0, 2, 1, 5, 4, 3))
+        shares = torch.full_like(messages[..., 0, 0], 1 / self.k) if weights is None else weights.transpose(1, 2)
+        total = (shares[..., None, None] * messages).sum(2)  # (B, T, H, Q, 4)
+        return tuple(part.transpose(2, 3) for part in total.unbind(-1))
+
+
+class FrozenPooling(nn.Module):
+    """Tokens of the last shell -> one vector, with the pooled axis as a constant."""
+
+    axis: Tensor
+
+    def __init__(self, model: QSV, order: Tensor) -> None:
+        super().__init__()
+        self.mean = isinstance(model.pool, MeanPooling)
+        self.heads = model.config.heads if isinstance(model.pool, PerHeadPooling) else 1
+        if not self.mean:
+            trace = Trace()
+            model.pool(torch.zeros(1, len(model.fields[-1].base), len(order)), model.fields[-1].base, trace)
+            direction = F.pad(trace["pool_direction"].detach(), (1, 0))  # (0, d) for each quaternion
+            self.register_buffer("axis", direction.repeat(len(order) // 4)[order])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Softmax of the scores along the axis, over vertices; with one softmax per head, of its channels only."""
+        if self.mean:
+            return tokens.mean(1)
+        scores = (tokens * self.axis).unflatten(2, (-1, self.heads)).sum(2)
+        weights = torch.softmax(scores, dim=1).unsqueeze(2)
+        return (tokens.unflatten(2, (-1, self.heads)) * weights).sum(1).flatten(1)
+
+
+def feature_order(heads: int, channels: int) -> Tensor:
+    """Features (head, channel, component) in the order (component, channel, head)."""
+    return torch.arange(heads * channels * 4).view(heads, channels, 4).permute(2, 1, 0).flatten()
+
+
+def components(x: Tensor) -> Quaternion:
+    """Components of (V, 4, ...) or (B, V, 4, ...)."""
+    return x.unbind(1 if x.ndim == 3 else 2)
+
+
+def hamilton(a: Quaternion, b: Quaternion) -> Quaternion:
+    """a ⊗ b."""
+    (aw, ax, ay, az), (bw, bx, by, bz) = a, b
+    return (
+        aw * bw - ax * bx - ay * by - az * bz,
+        aw * bx + ax * bw + ay * bz - az * by,
+        aw * by - ax * bz + ay * bw + az * bx,
+        aw * bz + ax * by - ay * bx + az * bw,
+    )
+
+
+def unit(q: Quaternion) -> Quaternion:
+    """q / ‖q‖."""
+    w, x, y, z = q
+    scale = torch.rsqrt(w * w + x * x + y * y + z * z)
+    return w * scale, x * scale, y * scale, z * scale
+
+
+def star(q: Quaternion) -> Quaternion:
+    """q*."""
+    w, x, y, z = q
+    return w, -x, -y, -z
+
+
+def rotated(q: Quaternion, v: Quaternion) -> Quaternion:
+    """q ⊗ v ⊗ q* for unit q, which keeps the real part."""
+    w, x, y, z = q
+    real, a, b, c = v
+    xx, yy, zz = 2 * x * x, 2 * y * y, 2 * z * z
+    xy, xz, yz = 2 * x * y, 2 * x * z, 2 * y * z
+    wx, wy, wz = 2 * w * x, 2 * w * y, 2 * w * z
+    return (
+        real,
+        (1 - yy - zz) * a + (xy - wz) * b + (xz + wy) * c,
+        (xy + wz) * a + (1 - xx - zz) * b + (yz - wx) * c,
+        (xz - wy) * a + (yz + wx) * b + (1 - xx - yy) * c,
+    )
+
+
+def unchanged(q: Quaternion, v: Quaternion) -> Quaternion:
+    """v."""
+    return v
+
+
+LIFTS: dict[str, Callable[[Quaternion, Quaternion], Quaternion]] = {
+    "sandwich": rotated,
+    "identity": unchanged,
+    "one_sided": hamilton,
+    "lift": rotated,
+    "lower": unchanged,
+}
+"""Vertex frame -> shared frame, with the source's quaternion."""
+
+LOWERINGS: dict[str, Callable[[Quaternion, Quaternion], Quaternion]] = {
+    "sandwich": lambda q, z: rotated(star(q), z),
+    "identity": unchanged,
+    "one_sided": lambda q, z: hamilton(star(q), z),
+    "lift": unchanged,
+    "lower": lambda q, z: rotated(star(q), z),
+}
+"""Shared frame -> vertex frame, with the target's quaternion."""

@@ -1,0 +1,50 @@
+"""Patch sampling with constant coordinates: four pixels and four weights per sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PatchSampler(nn.Module):
+    """Bilinear samples around each vertex: images (B, C, Y, X) -> (B, V, C * 25), columns ordered (channel, sample).
+
+    Equal to `sample_image` at `coords` (V, 25, 2): outside the image the border pixel is repeated, with `wrap` the left
+    edge continues the right one.
+    """
+
+    pixels: Tensor
+    shares: Tensor
+
+    def __init__(self, coords: Tensor, size: int, channels: int, wrap: bool) -> None:
+        super().__init__()
+        pixels, shares = bilinear_taps(coords.detach().double(), size, wrap)
+        self.shape = coords.shape[:2]
+        self.channels = channels
+        self.register_buffer("pixels", pixels.flatten())
+        self.register_buffer("shares", shares.float())
+
+    @property
+    def column_order(self) -> Tensor:
+        """Columns of a weight for (sample, channel), in the order (channel, sample)."""
+        return torch.arange(self.shape[1] * self.channels).view(-1, self.channels).T.flatten()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Gather the four pixels of each sample and add them up."""
+        taps = images.flatten(2).index_select(2, self.pixels).unflatten(2, (4, -1))
+        samples = (taps * self.shares).sum(2)  # (B, C, V * 25)
+        return samples.unflatten(2, self.shape).permute(0, 2, 1, 3).flatten(2)
+
+
+def bilinear_taps(coords: Tensor, size: int, wrap: bool) -> tuple[Tensor, Tensor]:
+    """Pixel indices and weights, both (4, samples), of coordinates (..., 2) in a square image."""
+    u, v = coords.reshape(-1, 2).unbind(1)
+    y = (((v + 1) * size - 1) / 2).clamp(0, size - 1)
+    x = ((torch.remainder(u + 1, 2) if wrap else u + 1) * size - 1) / 2
+    x = x if wrap else x.clamp(0, size - 1)
+    left, top = x.floor(), y.floor()
+    right, bottom = left + 1, (top + 1).clamp(max=size - 1)
+    columns = [torch.remainder(c, size) if wrap else c.clamp(max=size - 1) for c in (left, right)]
+    pixels = [row * size + column for row in (top, bottom) for column in columns]
+    shares = [dy * dx for dy in (1 - (y - top), y - top) for dx in (1 - (x - left), x - left)]
+    return torch.stack(pixels).long(), torch.stack(shares)
