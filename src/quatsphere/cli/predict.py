@@ -1,4 +1,6 @@
-"""quatsphere predict RUN FILE...: name the classes of image files of any size, with probabilities.
+"""quatsphere predict FILE... --model MODEL: name the classes of image files of any size, with probabilities.
+
+MODEL is a name that 'quatsphere models' lists, a model folder or a run; 'quatsphere predict RUN FILE...' is the same.
 
 Files that cannot be read are named after the answers for the others, and the exit code is then 3.
 """
@@ -9,24 +11,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.parser import Parser, add_json, add_run, at_least
-from quatsphere.errors import DataError
+from quatsphere.cli.parser import Parser, add_checkpoint, add_json, at_least
+from quatsphere.errors import ConfigError, DataError
 
 FILES_AT_ONCE = 64
 """Files that are read before the first of them are answered."""
 
 
 def run(words: list[str]) -> int:
-    """Classify image files with a trained run."""
+    """Classify image files with a trained model."""
     parser = Parser(prog="quatsphere predict", description=__doc__)
-    add_run(parser)
     parser.add_argument("files", metavar="FILE", nargs="+", help="PNG, JPEG or WebP, or a folder of them")
+    parser.add_argument("--model", metavar="MODEL", help="name, model folder or run [the first word]")
+    add_checkpoint(parser)
     parser.add_argument("--top", type=at_least(1), metavar="N", default=3, help="classes per image (default 3)")
     add_json(parser, "one JSON object per image")
     args = parser.parse_args(words)
+    if args.model is None and len(args.files) == 1:
+        raise ConfigError("predict needs a model and image files; add --model NAME ('quatsphere models' lists them)")
     from quatsphere.train.load import load
 
-    trained = load(args.run, args.checkpoint)
+    trained = load(args.files.pop(0) if args.model is None else args.model, args.checkpoint)
     bad: list[DataError] = []
     names = [name for word in args.files for name in images_in(word, bad)]
     for start in range(0, len(names), FILES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Trained runs in Python: `load(run_folder)` gives a model that predicts, evaluates and diagnoses."""
+"""Trained models in Python: `load(folder or name)` gives a model that predicts, evaluates and diagnoses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_from_dict
@@ -18,12 +19,14 @@ from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
 from quatsphere.models.scoring import Evaluation, batch_logits
 from quatsphere.storage.checkpoint import Checkpoint, load_checkpoint, load_last_good, read_pointer
+from quatsphere.storage.model_folder import is_model_folder, shipped_model, shipped_models
 from quatsphere.storage.run_folder import RunFolder, nearest_run, print_note
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, step_title, steps_in
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import SplitName, evaluate
-from quatsphere.train.predict import ImageLike, Predictions, image_pixels, split_images
+from quatsphere.train.predict import ImageLike, Predictions, image_pixels, normalize_levels, split_images
+from quatsphere.train.pretrained import pack, unpack
 from quatsphere.train.run import load_data
 
 PREDICTION_BATCH = 64
@@ -35,11 +38,16 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
-    """Model of a run at one of its checkpoints, in evaluation mode, with everything needed to use it."""
+    """Model of a run or of a model folder, in evaluation mode, with everything needed to use it.
+
+    Call it with a batch of images for logits, or `predict` with images of any kind for classes; both normalise.
+    """
 
     run: RunFolder
+    """The run, or the model folder."""
     config: RunConfig
     model: Model
+    """The network alone, which expects normalised images."""
     step: int
     """Optimiser steps taken."""
     meta: dict[str, Any]
@@ -49,6 +57,27 @@ class TrainedModel:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits."""
         return tuple(self.meta["classes"])
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Recorded result of these weights, as in `result.json`; empty if the run was not tested at this step."""
+        if "result" in self.meta:
+            return dict(self.meta["result"])
+        result = json.loads(self.run.result.read_text()) if self.run.finished else {}
+        return result if result.get("best_step") == self.step else {}
+
+    @property
+    def output_folder(self) -> Path:
+        """Folder for files about this model: the run's, or the current one, as a model folder is not changed."""
+        return self.run.path if self.run.config.is_file() else Path()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits (B, classes) of a batch (B, C, size, size): integer levels 0 to 255, or numbers in [0, 1].
+
+        Images are normalised here, as in training, and gradients reach them. Any other scale or shape is a DataError.
+        """
+        logits: Tensor = self.model(normalize_levels(images, self.config.model, self.meta["mean"], self.meta["std"]))
+        return logits
 
     def predict(self, images: ImageLike | Sequence[ImageLike]) -> Predictions:
         """Classify images of any size: file paths, PIL images, arrays (H, W, C) or tensors (C, H, W), one or a list.
@@ -93,6 +122,10 @@ class TrainedModel:
         options = {"seed": self.config.train.seed, "metrics": self.run.read_metrics(), **options}
         return diagnose(self.model, self._data(data), **options)
 
+    def save_pretrained(self, folder: str | Path, *, licence: str = "other", overwrite: bool = False) -> Path:
+        """Write a model folder: weights, settings, preprocessing and model card; `load` reads it anywhere."""
+        return pack(self, folder, licence=licence, overwrite=overwrite)
+
     def _data(self, data: Dataset | str | Path | None) -> Dataset:
         return data if isinstance(data, Dataset) else self.dataset(data)
 
@@ -103,25 +136,32 @@ class TrainedModel:
 
     def _accuracy(self) -> str:
         """Accuracy of these weights as far as the run folder has it."""
-        result = json.loads(self.run.result.read_text()) if self.run.finished else {}
-        if result.get("best_step") == self.step:
+        result = self.result
+        if "test" in result:
             return f"test accuracy {result['test_accuracy']:.4f} (n = {result['test']['images']:,})"
         measured = {record.get("step"): record.get("val_accuracy") for record in self.run.read_metrics()}
         accuracy = measured.get(self.step)
         return "" if accuracy is None else f"validation accuracy {accuracy:.4f}"
 
 
-def load(run_folder: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
-    """Load the model of a finished or interrupted run.
+def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
+    """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    `checkpoint` is "best" (the last one, if none is best yet), "last" or a step. `note` receives remarks, for example
-    about a damaged checkpoint that was skipped; by default they are printed on stderr.
+    A folder comes before a name. `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
+    step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
+    on stderr. `quatsphere models` lists the names.
     """
-    run = RunFolder(run_folder, note)
+    path = Path(source)
+    if not path.exists() and str(source) in shipped_models():
+        path = shipped_model(str(source))
+    if is_model_folder(path):
+        return TrainedModel(*unpack(path, note))
+    run = RunFolder(path, note)
     if not run.config.is_file():
         near = nearest_run(run.path)
         hint = "name the folder of a run" if near is None else f"did you mean {near}?"
-        raise CheckpointError(f"no run in {run.path} (looked for config.yaml); {hint}")
+        names = ", ".join(shipped_models())
+        raise CheckpointError(f"no run in {run.path} (looked for config.yaml); {hint}, or a model: {names}")
     config = stored_config(run.config)
     found = _find_checkpoint(run, str(checkpoint))
     model = build_model(config.model, seed=config.train.seed)

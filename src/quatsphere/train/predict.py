@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from quatsphere.config import RunConfig
+from quatsphere.config import ModelConfig, RunConfig
 from quatsphere.data.decode import TooLarge, decode, fit_image, to_rgb
 from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
@@ -70,6 +70,43 @@ def image_pixels(image: ImageLike, config: RunConfig, name: str = "image") -> UI
     return pixels
 
 
+def normalize_levels(
+    images: Tensor, model: ModelConfig, mean: Sequence[float], std: Sequence[float]
+) -> Float[Tensor, "b c size size"]:
+    """(level - mean) / std of a batch of integer levels 0 to 255 or floating-point levels in [0, 1].
+
+    DataError for another shape, and for levels that are normalised already, reach 255 as floating-point numbers, or
+    are so low that they were divided by 255 once too often.
+    """
+    shape = (model.in_channels, model.image_size, model.image_size)
+    if images.ndim != 4 or tuple(images.shape[1:]) != shape:
+        raise DataError(
+            f"cannot read images of shape {tuple(images.shape)}: the model takes (B, {', '.join(map(str, shape))}); "
+            "predict() fits images of any size"
+        )
+    if len(images):
+        lowest, highest = (float(level) for level in images.detach().aminmax())
+        check_levels(lowest, highest, "images", whole=not images.is_floating_point())
+    levels = images if images.is_floating_point() else images.float() / 255
+    centre, spread = (torch.tensor(v, dtype=levels.dtype, device=levels.device)[:, None, None] for v in (mean, std))
+    return (levels - centre) / spread
+
+
+def check_levels(lowest: float, highest: float, name: str, *, whole: bool) -> None:
+    """Raise DataError unless levels are whole numbers up to 255, or numbers in [0, 1], and brighter than black."""
+    top = 255 if whole else 1
+    if not (lowest >= 0 and highest <= top):  # also false for NaN
+        raise DataError(
+            f"cannot read {name}: levels {lowest:g} to {highest:g} are not within [0, {top}]; "
+            "integer levels go to 255, floating-point levels to 1, without normalisation"
+        )
+    if 0 < highest <= top / 255:
+        raise DataError(
+            f"cannot read {name}: no level exceeds {highest:g} of {top}, which is black; "
+            "integer levels go to 255, floating-point levels to 1"
+        )
+
+
 def read_image_file(path: Path, size: int, fit: str) -> UInt8[Tensor, "3 size size"]:
     """RGB pixels of a PNG, JPEG or WebP file, fitted to the size by `crop` or `squash`."""
     try:
@@ -94,15 +131,11 @@ def _array_to_pil(array: NDArray[Any], name: str) -> Image.Image:
             f"cannot read {name}: shape {array.shape} is not (H, W) or (H, W, C) with C = 1, 3 or 4; "
             "arrays have channels last, tensors channels first"
         )
-    top: float = 255 if np.issubdtype(array.dtype, np.integer) else 1
-    if not np.issubdtype(array.dtype, np.integer) and not np.issubdtype(array.dtype, np.floating):
+    whole = np.issubdtype(array.dtype, np.integer)
+    if not whole and not np.issubdtype(array.dtype, np.floating):
         raise DataError(f"cannot read {name}: type {array.dtype} is neither integer nor floating-point")
-    if not (array.min() >= 0 and array.max() <= top):  # also false for NaN
-        raise DataError(
-            f"cannot read {name}: levels {array.min():g} to {array.max():g} are not within [0, {top:g}]; "
-            "integer levels go to 255, floating-point levels to 1"
-        )
-    levels = array if top == 255 else np.rint(array.astype(np.float64) * 255)
+    check_levels(float(array.min()), float(array.max()), name, whole=whole)
+    levels = array if whole else np.rint(array.astype(np.float64) * 255)
     return Image.fromarray(np.ascontiguousarray(levels.astype(np.uint8)))
 
 

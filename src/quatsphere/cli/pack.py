@@ -1,0 +1,33 @@
+"""quatsphere pack RUN -o FOLDER: write a model folder (weights, settings, preprocessing, model card) from a run."""
+
+from __future__ import annotations
+
+import json
+
+from quatsphere.cli.parser import Parser, add_json, add_run
+
+
+def run(words: list[str]) -> int:
+    """Pack the model of a run."""
+    parser = Parser(prog="quatsphere pack", description=__doc__)
+    add_run(parser, text="folder of a run, or a model folder")
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", required=True, help="model folder to write; its name is the model's"
+    )
+    parser.add_argument(
+        "--licence", metavar="ID", default="other", help="licence of the weights, e.g. apache-2.0 [other]"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a model folder of this name")
+    add_json(parser, "print the folder and its result as JSON")
+    args = parser.parse_args(words)
+    from quatsphere.train.load import load
+
+    trained = load(args.run, args.checkpoint)
+    folder = trained.save_pretrained(args.output, licence=args.licence, overwrite=args.overwrite)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if args.json:
+        facts = {key: trained.result.get(key) for key in ("test_accuracy", "val_accuracy", "parameters", "commit")}
+        print(json.dumps({"folder": str(folder), "bytes": size, "step": trained.step, **facts}))
+        return 0
+    print(f"{folder}: {size / 1000:,.0f} kB, {trained!r}")
+    return 0
