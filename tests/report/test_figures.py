@@ -307,6 +307,7 @@ def test_epochs_are_whole_numbers() -> None:
 
 
 SIGHTS = {
+    "usual": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
     "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
@@ -325,10 +326,11 @@ def lab(colour: str, sight: list[list[float]]) -> np.ndarray:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+@pytest.mark.parametrize("scheme", [{}, style.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_colours_are_distinguishable(sight: str) -> None:
+def test_colours_are_distinguishable(sight: str, scheme: dict[str, str]) -> None:
     """Colours differ by more than 10 in Lab (just noticeable: 2.3); marks and dashes differ too."""
-    for one, other in combinations(style.COLOURS[:7], 2):
+    for one, other in combinations([scheme.get(colour, colour) for colour in style.COLOURS[:7]], 2):
         assert np.linalg.norm(lab(one, SIGHTS[sight]) - lab(other, SIGHTS[sight])) > 10, (one, other)
     assert len(set(zip(style.COLOURS, style.MARKS, strict=True))) == len(style.COLOURS)
 

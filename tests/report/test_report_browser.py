@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from quatsphere.report.image_samples import png_uri
 from quatsphere.report.page import Card, PageClaim, PageTable, Report, Section, Tile, to_picture, write_report
@@ -83,6 +85,13 @@ def test_text_has_contrast(scheme: str, path: Path, visit: Callable[..., Any]) -
             }"""
         )
         assert contrast(ink, paper) >= 4.5, name
+
+
+def test_charts_are_dark_on_a_dark_page(path: Path, visit: Callable[..., Any]) -> None:
+    """A white card would be nearly white on average."""
+    for scheme, is_dark in (("dark", True), ("light", False)):
+        shot = visit(path, scheme=scheme).locator("figure img").first.screenshot()
+        assert (np.asarray(Image.open(io.BytesIO(shot)).convert("L")).mean() < 80) == is_dark
 
 
 def contrast(ink: str, paper: str) -> float:

@@ -79,6 +79,13 @@ def test_an_unfinished_run(metrics: list[dict[str, Any]], tmp_path: Path) -> Non
     write_report(tmp_path / "r.html", report)
 
 
+@pytest.mark.parametrize("result", [RESULT, None])
+def test_every_headline_number_is_explained(result: dict[str, Any] | None, tmp_path: Path) -> None:
+    tiles = run_report(files(tmp_path, result=result), RunReportInputs()).tiles
+    assert len(tiles) >= 2
+    assert all(len(tile.meaning.split()) >= 4 and "{" not in tile.meaning for tile in tiles)
+
+
 def test_cards_mark_wrong_predictions(tmp_path: Path) -> None:
     cards = [Card("test image 0", "data:,", None, "b", 0.5, "c"), Card("test image 1", "data:,", None, "b", 0.5, "b")]
     report = run_report(files(tmp_path), RunReportInputs(cards=cards))

@@ -171,6 +171,29 @@ def test_frames_are_shown_for_quaternion_models_only(views: dict[str, View], vis
         assert shown == (kind != "attention")
 
 
+def test_camera_fits_the_target_shell(views: dict[str, View], visit: Callable[..., Any]) -> None:
+    """Far from the middle of the panel the pointer is still over vertices of the innermost shell."""
+    page = visit(views["sphere"][0])
+    move(page, "#step", 3)
+    box = page.locator(".stage").first.bounding_box()
+    (x, y), away = centre(page), 0.28 * min(box["width"], box["height"])
+    said = []
+    for turn in range(8):
+        page.mouse.move(x + away * math.cos(turn * math.pi / 4), y + away * math.sin(turn * math.pi / 4))
+        said.append(page.text_content(".hover"))
+    assert sum("of shell 3" in text for text in said) >= 6, said
+
+
+def test_words_have_tooltips(views: dict[str, View], visit: Callable[..., Any]) -> None:
+    for kind in KINDS:
+        page = visit(views[kind][0])
+        shown = [tip for tip in page.locator("abbr[title]").all() if tip.is_visible()]
+        words = [tip.text_content() for tip in shown]
+        assert words == ["uniform", *([] if kind == "attention" else ["Re r"]), "weight", "weight"]
+        assert all(len(tip.get_attribute("title").split()) > 5 for tip in shown)
+        assert page.locator(".introduction p").is_visible()
+
+
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "dark"), (390, 844, "light"), (820, 1180, "dark")])
 def test_page_fits_every_window_size(
     width: int, height: int, scheme: str, views: dict[str, View], visit: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""quatsphere demo: train QSV on the embedded digits, print a table, and leave a report and a 3-D view."""
+"""quatsphere demo: train QSV on the embedded digits, measure it, and leave a report and a 3-D view."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quatsphere.cli.parser import SettingsParser, add_json
+from quatsphere.cli.parser import SettingsParser, add_json, add_open, open_page
+
+DIAGNOSED = 64
+"""Number of validation images that the demo traces for its diagnosis."""
 
 
 def run(words: list[str]) -> int:
     """Train the demo preset and show it."""
     parser = SettingsParser(
         prog="quatsphere demo",
-        usage="quatsphere demo [--run-dir DIR] [--GROUP.FIELD X]",
+        usage="quatsphere demo [--run-dir DIR] [--open] [--GROUP.FIELD X]",
         description=__doc__,
         epilog="any --GROUP.FIELD VALUE of 'quatsphere train' works too",
         preset="demo",
@@ -23,34 +26,39 @@ def run(words: list[str]) -> int:
         "--run-dir", metavar="DIR", default="runs/demo", help="default: runs/demo, then runs/demo-2, ..."
     )
     add_json(parser, "print the result as JSON")
-    asked = parser.parse_config(words)
+    add_open(parser)
+    options = parser.parse_config(words)
     from quatsphere.cli.console import LiveReporter, evaluation_table
     from quatsphere.report import require_report
     from quatsphere.train import train
 
     require_report()
-    folder = free_folder(asked.run_dir)
-    result = train(asked.config, folder, reporter=LiveReporter())
+    folder = free_folder(options.run_dir)
+    result = train(options.config, folder, reporter=LiveReporter())
     pages = write_pages(Path(folder))
-    if asked.json:
+    if options.json:
         print(json.dumps({**result, **pages}))
-        return 0
-    Console().print(evaluation_table(result["test"], f"{result['data']}: {result['parameters']:,} parameters"))
-    print(f"test accuracy {result['test_accuracy']:.3f}")
-    for name, path in pages.items():
-        print(f"{name}: {path}")
+    else:
+        Console().print(evaluation_table(result["test"], f"{result['data']}: {result['parameters']:,} parameters"))
+        print(f"test accuracy {result['test_accuracy']:.3f}")
+        for name, path in pages.items():
+            print(f"{name}: {path}")
+    if options.open:
+        open_page(pages["report"])
     return 0
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """Write the view, if the model has shells, and the report, which links to it."""
+    """Diagnose the run, write the view, if the model has shells, and the report, which links to it."""
     from quatsphere.cli.console import note, read_dataset_of
+    from quatsphere.cli.diagnose import diagnose_split, save_diagnosis
     from quatsphere.report.run_report import write_run_report
     from quatsphere.report.view import example_images, write_view
     from quatsphere.train.load import load
 
     trained = load(str(folder))
     dataset = read_dataset_of(trained)
+    save_diagnosis(trained, diagnose_split(trained, dataset, images=DIAGNOSED))
     pages = {"report": str(folder / "report.html")}
     if hasattr(trained.model, "layout"):
         pages["view"] = str(folder / "view.html")

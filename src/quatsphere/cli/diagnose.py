@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -29,28 +30,30 @@ def run(words: list[str]) -> int:
         "--fingerprint", action="store_true", help="only the values that the paper reports, beside ours"
     )
     add_json(parser)
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
+    from quatsphere.cli.console import read_dataset_of
     from quatsphere.diagnostics.tables import print_diagnosis
-    from quatsphere.storage.atomic import finite, write_json
+    from quatsphere.storage.atomic import finite
     from quatsphere.train.load import load
 
-    trained = load(asked.run, asked.checkpoint)
-    if asked.fingerprint:
-        return show_fingerprint(trained, asked)
-    found = {"run": trained.run.name, "step": trained.step, **diagnose_split(trained, asked)}
-    if not asked.no_save:
-        write_json(trained.run.path / FILE, found)
-    if asked.json:
+    trained = load(options.run, options.checkpoint)
+    if options.fingerprint:
+        return show_fingerprint(trained, options)
+    dataset = read_dataset_of(trained, options.data_root)
+    found = diagnose_split(trained, dataset, options.split, options.images, options.accuracy_images)
+    saved = None if options.no_save else save_diagnosis(trained, found)
+    if options.json:
         print(json.dumps(finite(found)))
         return 0
     print_diagnosis(found, Console())
-    if not asked.no_save:
-        print(f"numbers: {trained.run.path / FILE}")
+    if saved is not None:
+        print(f"numbers: {saved}")
     return 0
 
 
-def show_fingerprint(trained: Any, asked: Any) -> int:
+def show_fingerprint(trained: Any, options: Any) -> int:
     """Print the paper's diagnostics beside ours, with a verdict for each."""
+    from quatsphere.cli.console import read_dataset_of
     from quatsphere.diagnostics.fingerprint import REQUIRED_SECTIONS, fingerprint
     from quatsphere.diagnostics.tables import fingerprint_table
     from quatsphere.diagnostics.traced_model import has_field
@@ -58,8 +61,10 @@ def show_fingerprint(trained: Any, asked: Any) -> int:
 
     if not has_field(trained.model):
         raise ConfigError(f"run '{trained.run.name}' has a model without quaternions; name a run of QSV")
-    found = fingerprint(diagnose_split(trained, asked, REQUIRED_SECTIONS))
-    if asked.json:
+    dataset = read_dataset_of(trained, options.data_root)
+    sizes = options.split, options.images, options.accuracy_images
+    found = fingerprint(diagnose_split(trained, dataset, *sizes, only=REQUIRED_SECTIONS))
+    if options.json:
         print(json.dumps(found))
         return 0
     title = f"{trained.run.name}, step {trained.step}: compared with the paper's converged run at full size"
@@ -67,22 +72,38 @@ def show_fingerprint(trained: Any, asked: Any) -> int:
     return 0
 
 
-def diagnose_split(trained: Any, asked: Any, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Diagnose a run on the data it was trained on; `only` names the sections, by default all."""
-    from quatsphere.cli.console import Ticker, read_dataset_of
+def diagnose_split(
+    trained: Any,
+    dataset: Any,
+    split: Literal["train", "val", "test"] = "val",
+    images: int = 256,
+    accuracy_images: int | None = None,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Diagnose a run on the data it was trained on, with a bar; `only` names the sections, by default all."""
+    from quatsphere.cli.console import Ticker
     from quatsphere.diagnostics import diagnose
     from quatsphere.diagnostics.sections import SECTIONS
 
-    dataset = read_dataset_of(trained, asked.data_root)
     with Ticker("diagnosing") as ticker:
-        return diagnose(
+        found = diagnose(
             trained.model,
             dataset,
-            split=asked.split,
-            images=asked.images,
-            accuracy_images=asked.accuracy_images,
+            split=split,
+            images=images,
+            accuracy_images=accuracy_images,
             seed=trained.config.train.seed,
             metrics=trained.run.read_metrics(),
             only=tuple(SECTIONS) if only is None else only,
             progress=lambda section, done, total: ticker(done, total),
         )
+    return {"run": trained.run.name, "step": trained.step, **found}
+
+
+def save_diagnosis(trained: Any, found: dict[str, Any]) -> Path:
+    """Write a diagnosis into the folder of its run, or the current one for a model folder, and return its path."""
+    from quatsphere.storage.atomic import write_json
+
+    path: Path = trained.output_folder / FILE
+    write_json(path, found)
+    return path

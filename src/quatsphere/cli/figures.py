@@ -26,18 +26,18 @@ def run(words: list[str]) -> int:
     parser.add_argument("-o", "--output", metavar="DIR", default="figures", help="folder for the figures [figures]")
     parser.add_argument("--format", choices=("svg", "pdf", "png"), default="svg", help="kind of file [svg]")
     add_json(parser, "print the paths as JSON")
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     written: list[Path] = []
-    for name, figure in drawings(asked):
-        written.append(write(figure, free_path(name, asked, written)))
-    if asked.json:
+    for name, figure in drawings(options):
+        written.append(write(figure, free_path(name, options, written)))
+    if options.json:
         print(json.dumps([str(path) for path in written]))
     else:
         print("\n".join(map(str, written)))
     return 0
 
 
-def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
+def drawings(options: Any) -> Iterator[tuple[str, Any]]:
     """Return names and figures, drawn one by one; all files are read before the first figure is written."""
     from quatsphere.report import require_report
 
@@ -47,9 +47,9 @@ def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
     from quatsphere.report import study_figures as study
     from quatsphere.report.run_files import read_run_files
 
-    runs = [read_run_files(path) for path in asked.runs]
-    records = study.read_results(asked.results) if asked.results else []
-    benched = list(data.bench_figures(asked.bench)) if asked.bench else []
+    runs = [read_run_files(path) for path in options.runs]
+    records = study.read_results(options.results) if options.results else []
+    benched = list(data.bench_figures(options.bench)) if options.bench else []
     return chain(
         data.schematics(*study.costs_of(records)),
         data.run_figures(runs, note),
@@ -58,11 +58,11 @@ def drawings(asked: Any) -> Iterator[tuple[str, Any]]:
     )
 
 
-def free_path(name: str, asked: Any, taken: list[Path]) -> Path:
+def free_path(name: str, options: Any, taken: list[Path]) -> Path:
     """Return an unused path for a figure; characters that are unsafe in file names are replaced."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:120]
     candidates = (
-        Path(asked.output) / f"{clean}{number}.{asked.format}" for number in ("", *map("-{}".format, range(2, 999)))
+        Path(options.output) / f"{clean}{number}.{options.format}" for number in ("", *map("-{}".format, range(2, 999)))
     )
     return next(path for path in candidates if path not in taken)
 

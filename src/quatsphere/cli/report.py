@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_open, add_run, open_page
 
 
 def run(words: list[str]) -> int:
@@ -16,31 +16,34 @@ def run(words: list[str]) -> int:
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: report.html in the folder)")
     add_data_root(parser)
     add_json(parser, "print the path as JSON")
-    asked = parser.parse_args(words)
+    add_open(parser)
+    options = parser.parse_args(words)
     from quatsphere.errors import ConfigError
     from quatsphere.report import require_report
     from quatsphere.report.page import page_path
 
     require_report()
-    folder = Path(asked.run_or_results)
+    folder = Path(options.run_or_results)
     is_run = (folder / "config.yaml").is_file()
     if not is_run and not (folder / "cells").is_dir():
         raise ConfigError(
             f"neither a run nor results in {folder} (looked for config.yaml and cells/); name one of them"
         )
-    if not is_run and asked.checkpoint != "best":
+    if not is_run and options.checkpoint != "best":
         raise ConfigError(f"--checkpoint is for runs, and {folder} holds the results of a study; leave it out")
-    page = page_path(asked.output, folder / "report.html")
+    page = page_path(options.output, folder / "report.html")
     if is_run:
         from quatsphere.cli.console import note
         from quatsphere.report.run_report import write_run_report
 
-        write_run_report(folder, page, lambda: load_with_data(str(folder), asked.checkpoint, asked.data_root), note)
+        write_run_report(folder, page, lambda: load_with_data(str(folder), options.checkpoint, options.data_root), note)
     else:
         from quatsphere.report.study_report import write_study_report
 
         write_study_report(folder, page)
-    print(json.dumps({"report": str(page)}) if asked.json else f"report: {page}")
+    print(json.dumps({"report": str(page)}) if options.json else f"report: {page}")
+    if options.open:
+        open_page(page)
     return 0
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.parser import Parser, add_data_root, add_json, add_run
+from quatsphere.cli.parser import Parser, add_data_root, add_json, add_open, add_run, open_page
 
 
 def run(words: list[str]) -> int:
@@ -23,7 +23,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: view.html in the run's folder)")
     add_data_root(parser)
     add_json(parser, "print the paths as JSON")
-    asked = parser.parse_args(words)
+    add_open(parser)
+    options = parser.parse_args(words)
     from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.report import require_report
     from quatsphere.report.page import page_path
@@ -31,14 +32,16 @@ def run(words: list[str]) -> int:
     from quatsphere.train.load import load
 
     require_report()
-    trained = load(asked.run, asked.checkpoint)
-    page = page_path(asked.output, trained.run.path / "view.html")
-    if len(asked.image) > MAX_IMAGES:
-        note(f"{MAX_IMAGES} images stand side by side; the other {len(asked.image) - MAX_IMAGES} left out")
-    files = asked.image[:MAX_IMAGES]
-    images = read_files(trained, files) if files else example_images(read_dataset_of(trained, asked.data_root))
+    trained = load(options.run, options.checkpoint)
+    page = page_path(options.output, trained.output_folder / "view.html")
+    if len(options.image) > MAX_IMAGES:
+        note(f"{MAX_IMAGES} images stand side by side; the other {len(options.image) - MAX_IMAGES} left out")
+    files = options.image[:MAX_IMAGES]
+    images = read_files(trained, files) if files else example_images(read_dataset_of(trained, options.data_root))
     paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
-    print(json.dumps(paths) if asked.json else f"view: {paths['view']}  (trace: {paths['trace']})")
+    print(json.dumps(paths) if options.json else f"view: {paths['view']}  (trace: {paths['trace']})")
+    if options.open:
+        open_page(page)
     return 0
 
 

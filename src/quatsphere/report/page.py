@@ -62,11 +62,12 @@ def write_page(path: Path, template: str, styles: tuple[str, ...], **values: Any
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline number."""
+    """A headline number; `meaning` says what it is and what is normal."""
 
     label: str
     value: str
     detail: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,23 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with a caption; `title` is also its text for screen readers. Sizes are in points."""
+    """A figure with a caption; `title` is also its text for screen readers. Sizes are in points.
+
+    `phone` is the same figure for narrow windows; without it a wide figure scrolls there.
+    """
 
     title: str
     text: str
     uri: str
     width: float
     height: float
+    normal: str = ""
+    phone: str = ""
 
     @property
     def wide(self) -> bool:
         """Whether the picture scrolls on a phone, because its text would become too small."""
-        return self.width > 380
+        return self.width > 380 and not self.phone
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,8 @@ class Report:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     links: Sequence[tuple[str, str]] = field(default=())
+    introduction: str = ""
+    words: Sequence[tuple[str, str]] = ()
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -174,12 +182,24 @@ def write_report(path: Path, report: Report) -> None:
     )
 
 
-def to_picture(title: str, text: str, figure: Figure) -> Picture:
-    """Return a figure as SVG in a data URI, in which scripts do not run."""
-    from quatsphere.report.figures.style import to_bytes  # pages without figures do without matplotlib
+def to_picture(title: str, text: str, figure: Figure, normal: str = "", phone: Figure | None = None) -> Picture:
+    """Return a figure as SVG in a data URI, in which scripts do not run; its colours follow the page's.
 
-    svg = to_bytes(figure, "svg")
+    Args:
+        title: title of the picture.
+        text: what it shows.
+        figure: the figure for windows of a page's width.
+        normal: what is normal.
+        phone: the same figure drawn inside `phone_layout()`, for narrow windows.
+    """
+    from quatsphere.report.figures.style import to_themed_svg  # pages without figures do without matplotlib
+
+    svg = to_themed_svg(figure)
     size = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None
-    uri = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    return Picture(title, text, uri, float(size[1]), float(size[2]))
+    narrow = "" if phone is None else _svg_uri(to_themed_svg(phone))
+    return Picture(title, text, _svg_uri(svg), float(size[1]), float(size[2]), normal, narrow)
+
+
+def _svg_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

@@ -21,26 +21,22 @@ from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.diagnostics.tables import absent_lines, diagnosis_tables, remark_lines
 from quatsphere.errors import CheckpointError, ConfigError, DataError
+from quatsphere.report.explanations import INTRODUCTIONS, NORMAL_SOURCE, RUN_PICTURES, TILES, table_text, words_of
 from quatsphere.report.figure_data import run_figures
-from quatsphere.report.figures import confusion_matrix, sampling_preview, shell_values
+from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
 from quatsphere.report.image_samples import first_shell_samples, patch_sheet, png_uri, rgb_pixels, shell_positions
 from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_files import RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
-RUN_CAPTIONS = {
-    "classes": ("Results", "Accuracy by class", "Test images, easiest class first."),
-    "training": ("Training", "Loss and accuracy", "By epoch."),
-    "inside": ("Training", "Internal measures", "Measured on validation images after every epoch."),
-    "temperature": ("Training", "Inverse temperature β", "Cross-shell steps, by epoch."),
-    "routing": ("Diagnostics", "Routing weights", "As multiples of 1/k; 1 is uniform attention."),
-    "transport": ("Diagnostics", "Transport switched off", "At test time, by head and by step."),
-    "coverage": ("Diagnostics", "Vertices", "On the equal-area map of each shell, now and before training."),
-    "receptive": ("Diagnostics", "Receptive field", "Influence of each pixel on the predicted logit."),
-    "cost": ("Diagnostics", "Cost", "Parameters and forward time by part."),
+RUN_SECTIONS = {
+    "Results": ("classes", "confusion"),
+    "What the model sees": ("samples", "shells"),
+    "Training": ("training", "inside", "temperature"),
+    "Diagnostics": ("routing", "transport", "coverage", "receptive", "cost"),
 }
-"""figure -> (section, title, sentence), in the order of the page."""
+"""Section -> figures, in the order of the page."""
 MAX_PREDICTED, MAX_CARDS = 512, 24
 """Largest number of test images to classify, and to show."""
 
@@ -50,8 +46,8 @@ class RunReportInputs:
     """Computed parts of the page; without data or weights there are no cards and samples, and `missing` says why."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    phone_figures: Mapping[str, Figure] = field(default_factory=dict)
     cards: Sequence[Card] = ()
-    samples: Sequence[Picture] = ()
     diagnostics: Sequence[PageTable] = ()
     settings: Sequence[PageTable] = ()
     images: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +67,7 @@ def write_run_report(
     """
     run = read_run_files(folder)
     inputs = RunReportInputs(
-        figures=dict(run_figures([run], lambda message: None)),
+        *_draw_twice(lambda: _file_figures(run)),
         diagnostics=diagnostic_tables(run),
         settings=settings_tables(stored_config(run.path / "config.yaml")),
     )
@@ -88,15 +84,32 @@ def write_run_report(
 def run_report(run: RunFiles, inputs: RunReportInputs, links: Sequence[tuple[str, str]] = ()) -> Report:
     """Return the report of a finished or unfinished run."""
     sections = [*_predictions(inputs), *_results(run, inputs)]
-    if inputs.samples:
-        sections.append(Section("What the model sees", "One test image and its tokens.", pictures=inputs.samples))
-    if pictures := _pictures(inputs, "Training"):
-        sections.append(Section("Training", pictures=pictures))
+    for title, text in (("What the model sees", "One test image and its tokens."), ("Training", NORMAL_SOURCE)):
+        if pictures := _pictures(inputs, title):
+            sections.append(Section(title, text, pictures=pictures))
     settings = Section("Settings", "All settings; those that differ from the default are marked.", inputs.settings)
     sections += [_diagnostics(run, inputs), settings]
     model, data = run.config["model"]["name"], run.config["data"]["name"]
     subtitle = f"{model} on {data}" + ("" if run.result else "; not finished: numbers so far")
-    return Report(f"Run {run.name}", subtitle, _tiles(run), _facts(run, inputs), sections, links)
+    tiles, facts = _tiles(run), _facts(run, inputs)
+    introduction = INTRODUCTIONS.get(model, "")
+    return Report(f"Run {run.name}", subtitle, tiles, facts, sections, links, introduction, words_of(model))
+
+
+def _draw_twice(draw: Callable[[], dict[str, Figure]]) -> tuple[dict[str, Figure], dict[str, Figure]]:
+    """Return figures for a page and for a phone."""
+    page = draw()
+    with phone_layout():
+        return page, draw()
+
+
+def _file_figures(run: RunFiles) -> dict[str, Figure]:
+    """Return the figures of the metrics, the diagnostics and the result."""
+    figures = dict(run_figures([run], lambda message: None))
+    if run.result is not None:
+        test = run.result["test"]
+        figures["confusion"] = confusion_matrix(np.array(test["confusion"]), list(test["per_class"]))
+    return figures
 
 
 def time_text(seconds: float) -> str:
@@ -113,14 +126,20 @@ def _tiles(run: RunFiles) -> list[Tile]:
         best = max((record["val_accuracy"] for record in run.metrics), default=None)
         shown = "-" if best is None else f"{best:.4f}"
         epochs = Tile("epochs", str(len(run.metrics)), f"of {run.config['train']['epochs']}")
-        return [Tile("best validation accuracy", shown), epochs]
-    return [
+        return [_explained(tile) for tile in (Tile("best validation accuracy", shown), epochs)]
+    chance = 1 / max(1, len(result["test"]["per_class"]))
+    tiles = [
         Tile("test accuracy", f"{result['test_accuracy']:.4f}", f"{result['test']['images']:,} images, one run"),
         Tile("validation accuracy", f"{result['val_accuracy']:.4f}", f"best, after epoch {result['best_epoch']}"),
         Tile("parameters", f"{result['parameters']:,}", result["model"]),
         Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {time_text(result['seconds'])}"),
         Tile("calibration error", f"{result['test']['ece']:.3f}", f"expected; NLL {result['test']['nll']:.3f}"),
     ]
+    return [_explained(tile, chance) for tile in tiles]
+
+
+def _explained(tile: Tile, chance: float = 0.0) -> Tile:
+    return dataclasses.replace(tile, meaning=TILES[tile.label].format(chance=chance))
 
 
 def _facts(run: RunFiles, inputs: RunReportInputs) -> list[tuple[str, str]]:
@@ -152,7 +171,8 @@ def _predictions(inputs: RunReportInputs) -> Iterator[Section]:
         yield Section("Predictions", f"Left out: {inputs.missing}")
     if inputs.cards:
         patches = "; beside each image the patches that the first shell samples" if inputs.cards[0].patches else ""
-        yield Section("Predictions", f"Test images, wrong predictions first{patches}.", cards=inputs.cards)
+        shown = f"Test images, wrong predictions first{patches}; the bar is the model's confidence."
+        yield Section("Predictions", f"{shown} Normal: mistakes have shorter bars.", cards=inputs.cards)
 
 
 def _results(run: RunFiles, inputs: RunReportInputs) -> Iterator[Section]:
@@ -162,22 +182,21 @@ def _results(run: RunFiles, inputs: RunReportInputs) -> Iterator[Section]:
     counts = [sum(row) for row in test["confusion"]]
     ranked = sorted(zip(test["per_class"].items(), counts, strict=True), key=lambda item: -(item[0][1] or 0.0))
     rows = [(name, "-" if share is None else f"{share:.3f}", f"{count:,}") for (name, share), count in ranked]
-    matrix = confusion_matrix(np.array(test["confusion"]), list(test["per_class"]))
-    caption = "Number of test images by true class (rows) and predicted class (columns)."
     yield Section(
         "Results",
         "Test images, at the checkpoint with the best validation accuracy.",
-        [PageTable("Accuracy by class", ("class", "accuracy", "images"), rows, folded=len(rows) > 20)],
-        [*_pictures(inputs, "Results"), to_picture("Confusion", caption, matrix)],
+        [PageTable("Accuracy by class as a table", ("class", "accuracy", "images"), rows, folded=True)],
+        _pictures(inputs, "Results"),
     )
 
 
 def _pictures(inputs: RunReportInputs, section: str) -> list[Picture]:
-    """Return the figures of one section, in the order of the captions."""
+    """Return the figures of one section."""
     return [
-        to_picture(title, text, inputs.figures[name])
-        for name, (place, title, text) in RUN_CAPTIONS.items()
-        if place == section and name in inputs.figures
+        to_picture(title, shows, inputs.figures[name], normal, inputs.phone_figures.get(name))
+        for name in RUN_SECTIONS[section]
+        if name in inputs.figures
+        for title, shows, normal in [RUN_PICTURES[name]]
     ]
 
 
@@ -186,7 +205,7 @@ def _diagnostics(run: RunFiles, inputs: RunReportInputs) -> Section:
     if found is None:
         hint = "None yet. Run 'quatsphere diagnose RUN' to measure routing, field, vertices and cost."
         return Section("Diagnostics", hint)
-    text = f"{found['images']:,} {found['split']} images traced, checkpoint at step {found['step']:,}."
+    text = f"{found['images']:,} {found['split']} images traced, checkpoint at step {found['step']:,}. {NORMAL_SOURCE}"
     return Section("Diagnostics", text, inputs.diagnostics, _pictures(inputs, "Diagnostics"))
 
 
@@ -199,11 +218,14 @@ def with_predictions(inputs: RunReportInputs, trained: TrainedModel, dataset: Da
     indices = _evenly_spaced(torch.arange(len(test)), MAX_PREDICTED)
     logits = predict_logits(trained.model, dataset, test.images[indices])
     chosen = choose_examples(logits.argmax(1) == test.labels[indices])
+    example = int(indices[chosen[0]])
     on_shells = hasattr(trained.model, "layout")
+    page, phone = ({}, {}) if not on_shells else _draw_twice(lambda: _sample_figures(trained.model, dataset, example))
     return dataclasses.replace(
         inputs,
+        figures={**inputs.figures, **page},
+        phone_figures={**inputs.phone_figures, **phone},
         cards=[_card(trained.model, dataset, int(indices[i]), logits[i], on_shells) for i in chosen.tolist()],
-        samples=_sample_pictures(trained.model, dataset, int(indices[chosen[0]])) if on_shells else (),
         images={split: len(getattr(dataset, split)) for split in ("train", "val", "test")},
     )
 
@@ -227,20 +249,15 @@ def _card(model: Any, dataset: Dataset, index: int, logits: Tensor, on_shells: b
     return Card(f"test image {index}", picture, patches, dataset.classes[int(predicted)], float(probability), truth)
 
 
-def _sample_pictures(model: Any, dataset: Dataset, index: int) -> list[Picture]:
-    """Return pictures of the first shell's samples of one image and of its tokens' norms on every shell."""
+def _sample_figures(model: Any, dataset: Dataset, index: int) -> dict[str, Figure]:
+    """Return figures of the first shell's samples of one image and of its tokens' norms on every shell."""
     image = dataset.test.images[index]
     points, samples = first_shell_samples(model, image.float() / 255)
     positions = shell_positions(model)
     name = f"{dataset.classes[dataset.test.labels[index]]} (test image {index})"
     preview = sampling_preview(image.numpy() / 255, points, samples, positions[0], name)
     norms = shell_values(positions, _token_norms(model, dataset, image), "token norm")
-    text = "A test image, the 25 samples of every first-shell vertex, and their mean colours on the shell"
-    text += " (far side small and pale)." if positions[0].shape[1] == 3 else "."
-    return [
-        to_picture("Samples of the first shell", text, preview),
-        to_picture("Shells", "Norm of the token at every vertex for the same image, outer shell first.", norms),
-    ]
+    return {"samples": preview, "shells": norms}
 
 
 def _token_norms(model: Any, dataset: Dataset, image: Tensor) -> list[Any]:
@@ -281,4 +298,4 @@ def _page_table(table: Table) -> PageTable:
     """Convert a terminal table to text."""
     columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
     headings = [Text.from_markup(str(column.header)).plain for column in table.columns]
-    return PageTable(str(table.title), headings, list(zip(*columns, strict=True)))
+    return PageTable(str(table.title), headings, list(zip(*columns, strict=True)), table_text(str(table.title)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from quatsphere.report import figures as draw
 from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
@@ -31,6 +32,12 @@ def length_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
         panels = [length_curve(curve) for curve in found.values()]
         caption = "CIFAR-10; dots: seeds; bars: 95 % intervals over seeds and test images; diamonds: the paper"
         yield "lengths", draw.contrast_curves(panels, PAPER_IMAGES, caption)
+
+
+def write_length_figure(records: Sequence[CellRecord], path: Path) -> None:
+    """Write the figure of the contrasts against images seen."""
+    ((_, figure),) = length_figures(records)
+    draw.save(figure, path)
 
 
 def length_curve(curve: Curve) -> draw.LengthCurve:

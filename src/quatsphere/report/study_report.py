@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from quatsphere.report.explanations import INTRODUCTIONS, STUDY_INTRODUCTION, STUDY_PICTURES, STUDY_TILES
 from quatsphere.report.figure_data import schematics
+from quatsphere.report.figures import phone_layout
 from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_report import time_text
 from quatsphere.report.study_figures import costs_of, result_figures
@@ -46,7 +52,9 @@ def study_report(
             sections.append(Section(title, NOT_JUDGED))
     sections.append(Section("Every run", "One row per finished cell.", [cells_table(records)]))
     subtitle = f"{len(records)} runs on {', '.join(_distinct_values(records, 'dataset')) or 'nothing yet'}"
-    return Report(f"Study {name}", subtitle, _tiles(records, claims), _facts(records), sections)
+    tiles, facts = _tiles(records, claims), _facts(records)
+    introduction = f"{INTRODUCTIONS['qsv']} {STUDY_INTRODUCTION}"
+    return Report(f"Study {name}", subtitle, tiles, facts, sections, introduction=introduction)
 
 
 def _tiles(records: Sequence[CellRecord], claims: Sequence[CellRecord]) -> list[Tile]:
@@ -61,7 +69,7 @@ def _tiles(records: Sequence[CellRecord], claims: Sequence[CellRecord]) -> list[
     for verdict in ("holds", "fails", "undecided") if claims else ():
         count = sum(claim["verdict"] == verdict for claim in claims)
         shown.append(Tile(f"claims: {verdict}", str(count), f"of {len(claims)}"))
-    return shown
+    return [dataclasses.replace(tile, meaning=STUDY_TILES[tile.label]) for tile in shown]
 
 
 def claim_of(found: CellRecord) -> PageClaim:
@@ -138,18 +146,6 @@ def _accuracy_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-FIGURE_CAPTIONS = {
-    "ablation": (
-        "Accuracies and changes",
-        "Each row beside the one it is compared with; diamonds: the paper's values.",
-    ),
-    "lengths": ("Contrasts against length", "Every confirmatory contrast of docs/protocol.md by images seen."),
-    "temperature": ("Inverse temperature β", "Its course during training, with the paper's two probes."),
-    "qsv": ("QSV in one view", "Cost of removing each role of the kernel."),
-}
-"""figure -> title, caption; figures of one data set have its name after a dash."""
-
-
 def write_study_report(folder: Path, page: Path) -> None:
     """Write the report of a results folder."""
     records = read_records(folder)
@@ -162,13 +158,20 @@ def write_study_report(folder: Path, page: Path) -> None:
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
     """Figures of the results that have a caption."""
+    page = _study_figures(records)
+    with phone_layout():
+        phone = _study_figures(records)
     shown = []
-    for name, figure in [*result_figures(records), *schematics(*costs_of(records))]:
+    for name, figure in page.items():
         kind, _, dataset = name.partition("-")
-        if kind in FIGURE_CAPTIONS:
-            title, text = FIGURE_CAPTIONS[kind]
-            shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure))
+        title, text, normal = STUDY_PICTURES[kind]
+        shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure, normal, phone[name]))
     return shown
+
+
+def _study_figures(records: list[dict[str, Any]]) -> dict[str, Figure]:
+    drawn = chain(result_figures(records), schematics(*costs_of(records)))
+    return {name: figure for name, figure in drawn if name.partition("-")[0] in STUDY_PICTURES}
 
 
 def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:

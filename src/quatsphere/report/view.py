@@ -22,6 +22,7 @@ from quatsphere.errors import ConfigError, DataError
 from quatsphere.geometry import quaternion
 from quatsphere.models import QSV, AttentionNet, build_model
 from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.report.explanations import VIEW_INTRODUCTIONS, VIEW_TIPS, words_of
 from quatsphere.report.image_samples import first_shell_samples, mean_colours, shell_positions
 from quatsphere.report.page import inline_script, security_policy, write_page
 from quatsphere.storage.atomic import read_regular, write_bytes
@@ -81,7 +82,8 @@ def write_view_page(page: Path, trace: Path) -> None:
     script, digest = inline_script(*(f"view/{name}.js" for name in SCRIPTS))
     styles = ("base.css", "view.css")
     values = {"script": script, "policy": security_policy(digest), "trace": Markup(base64.b64encode(data).decode())}
-    write_page(page, "view.html.j2", styles, meta=meta, **values)
+    texts = {"introduction": VIEW_INTRODUCTIONS[meta["model"]], "words": words_of(meta["model"]), "tips": VIEW_TIPS}
+    write_page(page, "view.html.j2", styles, meta=meta, **texts, **values)
 
 
 # Computing a trace

@@ -24,7 +24,7 @@ from quatsphere.report.figures.study import (
     merge_curves,
     temperature_probe,
 )
-from quatsphere.report.figures.style import FIGURE_FORMATS, save, to_bytes
+from quatsphere.report.figures.style import FIGURE_FORMATS, phone_layout, save, to_bytes
 from quatsphere.report.figures.training import (
     Throughput,
     confusion_matrix,
@@ -54,6 +54,7 @@ __all__ = [
     "kernel_comparison",
     "merge_curves",
     "per_class_bars",
+    "phone_layout",
     "qsv_in_one_view",
     "receptive_map",
     "routing_histograms",

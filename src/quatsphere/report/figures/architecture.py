@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
@@ -16,10 +17,12 @@ from quatsphere.report.figures.style import (
     INK,
     ORANGE,
     PALE,
+    PAPER,
     PURPLE,
-    WIDE,
+    SHADES,
     Array,
-    new_figure,
+    fill_caption,
+    new_panels,
     styled,
 )
 
@@ -59,7 +62,10 @@ def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float 
     """Draw a rounded box with text and return it."""
     corner = (box.x - box.width / 2, box.y - box.height / 2)
     style: Any = {"boxstyle": "round,pad=0,rounding_size=0.08", "linewidth": 1.1, "zorder": 3}
-    axes.add_patch(FancyBboxPatch(corner, box.width, box.height, facecolor=_tint(colour), edgecolor=colour, **style))
+    axes.add_patch(FancyBboxPatch(corner, box.width, box.height, facecolor=PAPER, edgecolor="none", **style))
+    axes.add_patch(
+        FancyBboxPatch(corner, box.width, box.height, facecolor=to_rgba(colour, 0.16), edgecolor=colour, **style)
+    )
     axes.text(box.x, box.y, text, ha="center", va="center", fontsize=size, color=INK, zorder=4)
     return box
 
@@ -74,12 +80,6 @@ def blank_axes(axes: Any, width: float, height: float) -> None:
     """Prepare axes with equal units, without ticks or frame."""
     axes.set(xlim=(0, width), ylim=(0, height), aspect="equal", anchor="N")
     axes.set_axis_off()
-
-
-def _tint(colour: str, share: float = 0.16) -> tuple[float, float, float]:
-    """Return a pale version of a colour."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return 1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)
 
 
 ROUTING, TRANSPORT = BLUE, ORANGE
@@ -97,8 +97,8 @@ def kernel_comparison(
         quaternion_parameters: parameters of (b) at width 256.
         perturbation: parameters of the perturbation networks of the same steps, which the paper does not count.
     """
-    figure = new_figure(WIDE, 2.9)
-    left, right = figure.subplots(1, 2)
+    figure, rows, columns = new_panels(2, 2, 2.9)
+    left, right = figure.subplots(rows, columns)
     _draw_dot_product(left)
     _draw_coupled(right)
     for axes, title, count in (
@@ -163,8 +163,6 @@ def _draw_sum(axes: Any, weight: Box, message: Box) -> None:
     draw_arrow(axes, (message.right[0], message.y + 0.1), total.bottom, TRANSPORT, bend=0.25)
 
 
-SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
-"""Colours of the shells, darker inwards, distinguishable in grey."""
 WITHIN = PURPLE
 """Colour of the edges within a shell."""
 SLICE = 0.22
@@ -187,13 +185,13 @@ def qsv_in_one_view(positions: Sequence[Array], edges: Edges, costs: Mapping[str
         costs: variant of `COSTS` -> change of accuracy in points; missing variants have no label.
         source: caption with the origin of the shells and the costs.
     """
-    figure = new_figure(WIDE, 3.9)
-    left, right = figure.subplots(1, 2, width_ratios=(1.12, 1))
+    figure, rows, columns = new_panels(2, 2, 3.9)
+    left, right = figure.subplots(rows, columns, width_ratios=(1.12, 1)[:columns])
     _draw_shells(left, positions, edges)
     _draw_kernel(right, costs)
     left.set_title("(a) from the image inwards through the shells")
     right.set_title("(b) the coupled kernel, and the cost of removing a role")
-    figure.supxlabel(source, fontsize=7, color=GREY)
+    figure.supxlabel(fill_caption(source), fontsize=7, color=GREY)
     return figure
 
 

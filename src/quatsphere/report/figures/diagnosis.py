@@ -16,12 +16,15 @@ from quatsphere.report.figures.style import (
     GREEN,
     GREY,
     INK,
+    MAP_GRID,
     ORANGE,
     SLANTED,
     WIDE,
     Array,
     light_grid,
     new_figure,
+    new_panels,
+    on_phone,
     styled,
 )
 
@@ -37,7 +40,7 @@ def routing_histograms(section: DiagnosisSection, steps: Sequence[str]) -> Figur
         section: section `routing` of a diagnosis.
         steps: names of the steps.
     """
-    figure = new_figure(0.75 * WIDE, 2.5)
+    figure = new_figure(0.75 * WIDE, 2.5 + (0.16 * len(steps) if on_phone() else 0))
     axes = figure.subplots()
     edges = np.array(section["histogram"]["edges"])
     shares = np.array(section["histogram"]["shares"])
@@ -52,7 +55,7 @@ def routing_histograms(section: DiagnosisSection, steps: Sequence[str]) -> Figur
     above = f"; last bin: {edges[-1]:g} and more" if occupied[-1] == shares.shape[1] - 1 else ""
     axes.set(xlabel=f"weight as a multiple of 1/k (dashed: uniform{above})", ylabel="density")
     light_grid(axes)
-    figure.legend(loc="outside right upper")
+    figure.legend(loc="outside lower left" if on_phone() else "outside right upper")
     return figure
 
 
@@ -64,8 +67,9 @@ def transport_bars(section: DiagnosisSection, steps: Sequence[str]) -> Figure:
         section: section `transport` of a diagnosis.
         steps: names of the steps.
     """
-    figure = new_figure(WIDE, 2.2)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(max(2, len(section["heads"])), 1 + len(steps)))
+    figure, rows, columns = new_panels(2, 2, 2.2)
+    widths = (max(2, len(section["heads"])), 1 + len(steps))[:columns]
+    left, right = figure.subplots(rows, columns, sharey=True, width_ratios=widths)
     heads = [str(index) for index in range(1, 1 + len(section["heads"]))]
     for axes, names, effects, colour, title in (
         (left, heads, section["heads"], ORANGE, "head, in all steps"),
@@ -77,7 +81,8 @@ def transport_bars(section: DiagnosisSection, steps: Sequence[str]) -> Figure:
         axes.set_xlabel(title)
         axes.axhline(0, color=GREY, linewidth=0.7)
         light_grid(axes)
-    left.set_ylabel("change of NLL\nwithout transport")
+    for axes in (left, right)[: 3 - columns]:
+        axes.set_ylabel("change of NLL\nwithout transport")
     return figure
 
 
@@ -92,9 +97,8 @@ def coverage_map(shells: Sequence[DiagnosisSection], on_sphere: bool) -> Figure:
         on_sphere: whether the shells are spheres, not planes.
     """
     drawn = [shell for shell in shells if shell["places"]]
-    columns = min(3, max(1, len(drawn)))
-    rows = max(1, -(-len(drawn) // columns))
-    figure = new_figure(WIDE, 0.45 + rows * (1.4 if on_sphere else 2.4))
+    height = (1.9 if on_phone() else 1.4) if on_sphere else 2.4
+    figure, rows, columns = new_panels(len(drawn), 3, height, extra=0.45)
     for index, shell in enumerate(drawn):
         axes = figure.add_subplot(rows, columns, index + 1)
         points = np.array(shell["places"])
@@ -131,7 +135,7 @@ def _map_frame(axes: Any, on_sphere: bool) -> None:
     else:
         axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.tick_params(labelsize=6.5, length=2)
-    axes.grid(True, color="#EEEEEE", linewidth=0.5, zorder=0)
+    axes.grid(True, color=MAP_GRID, linewidth=0.5, zorder=0)
 
 
 def _degrees(*values: int | None) -> list[str]:
@@ -166,9 +170,9 @@ def cost_bars(section: DiagnosisSection) -> Figure:
     Args:
         section: section `parts` of a diagnosis.
     """
-    figure = new_figure(WIDE, 2.3)
+    figure, rows, columns = new_panels(2, 2, 2.3)
     for axes, shares, title, note in zip(
-        figure.subplots(1, 2),
+        figure.subplots(rows, columns),
         (section["parameter_share"], section["time_share"]),
         (f"{section['total']:,} parameters", "time of a forward pass"),
         (None, section.get("note")),

@@ -12,11 +12,21 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from quatsphere.report.figures.style import BLUE, ORANGE, Array, escape_math, new_figure, styled
+from quatsphere.report.figures.style import (
+    BLUE,
+    ON_COLOUR,
+    ORANGE,
+    SHELL_EDGE,
+    SHELL_OUTLINE,
+    Array,
+    escape_math,
+    new_panels,
+    on_phone,
+    styled,
+)
 from quatsphere.report.image_samples import mean_colours
 
 ELEVATION, AZIMUTH = 14.0, -22.0
-EDGE, OUTLINE = "#888888", "#BBBBBB"
 PanelIndex = tuple[int, int, int]
 """Rows, columns and number of a panel."""
 
@@ -32,17 +42,17 @@ def sampling_preview(image: Array, points: Array, samples: Array, positions: Arr
         positions: positions of the vertices, (V, 3) on the sphere or (V, 2) on the plane.
         title: title of the image.
     """
-    figure = new_figure(11.4, 3.8)
-    left, middle = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
+    figure, rows, columns = new_panels(3, 3, 3.2 if on_phone() else 3.8, width=11.4)
+    left, middle = (figure.add_subplot(rows, columns, number) for number in (1, 2))
     for axes in (left, middle):
         _show_image(axes, image)
         axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlim=(-1, 1), ylim=(1, -1))
     left.set_title(escape_math(title, 48), fontsize=10)
     middle.scatter(points[..., 0], points[..., 1], s=2, c=ORANGE, linewidths=0)
     centre = points[:, points.shape[1] // 2]
-    middle.scatter(centre[:, 0], centre[:, 1], s=14, c=BLUE, edgecolors="white", linewidths=0.4)
+    middle.scatter(centre[:, 0], centre[:, 1], s=14, c=BLUE, edgecolors=ON_COLOUR, linewidths=0.4)
     middle.set_title(f"{points.shape[0]} vertices x {points.shape[1]} samples", fontsize=10)
-    shell = _draw_vertices(figure, (1, 3, 3), positions, mean_colours(samples), 80)
+    shell = _draw_vertices(figure, (rows, columns, 3), positions, mean_colours(samples), 80)
     shell.set_title("mean sample at each vertex of shell 1", fontsize=10)
     return figure
 
@@ -56,13 +66,14 @@ def shell_values(positions: Sequence[Array], values: Sequence[Array], label: str
         values: one value (V,) per vertex of each shell.
         label: name of the value.
     """
-    figure = new_figure(2.5 * len(positions) + 0.9, 2.7)
+    width = 2.5 * len(positions) + 0.9
+    figure, rows, columns = new_panels(len(positions), max(4, len(positions)), 1.8 if on_phone() else 2.7, width=width)
     flat = np.concatenate(values)
     scale = ScalarMappable(Normalize(float(flat.min()), float(flat.max())), colormaps["viridis"])
     panels = []
     for index, (position, value) in enumerate(zip(positions, values, strict=True)):
         colours = scale.to_rgba(value)[:, :3]
-        panels.append(_draw_vertices(figure, (1, len(positions), index + 1), position, colours, 36))
+        panels.append(_draw_vertices(figure, (rows, columns, index + 1), position, colours, 14 if on_phone() else 36))
         panels[-1].set_title(f"shell {index + 1}, V = {len(position)}", fontsize=9)
     bar = figure.colorbar(scale, ax=panels, shrink=0.8, pad=0.02)
     bar.set_label(label, fontsize=9)
@@ -86,7 +97,7 @@ def _draw_vertices(figure: Figure, panel: PanelIndex, positions: Array, colours:
 
 def _draw_plane(figure: Figure, panel: PanelIndex, positions: Array, colours: Array, size: float) -> Any:
     axes = figure.add_subplot(*panel)
-    axes.scatter(positions[:, 0], positions[:, 1], c=colours, s=size, edgecolors=EDGE, linewidths=0.4)
+    axes.scatter(positions[:, 0], positions[:, 1], c=colours, s=size, edgecolors=SHELL_EDGE, linewidths=0.4)
     axes.set(xlim=(-1.05, 1.05), ylim=(1.05, -1.05), aspect="equal")
     axes.set_axis_off()
     return axes
@@ -104,10 +115,10 @@ def _draw_sphere(figure: Figure, panel: PanelIndex, positions: Array, colours: A
     towards, right, up = _camera_axes()
     near = points @ towards > 0
     angle = np.linspace(0, 2 * math.pi, 100)[:, None]
-    axes.plot(*(np.cos(angle) * right + np.sin(angle) * up).T, color=OUTLINE, linewidth=0.8)
-    pale = 1 - 0.25 * (1 - colours[~near])
-    axes.scatter(*points[~near].T, c=pale, s=size / 4, depthshade=False, edgecolors=OUTLINE, linewidths=0.3)
-    axes.scatter(*points[near].T, c=colours[near], s=size, depthshade=False, edgecolors=EDGE, linewidths=0.4)
+    axes.plot(*(np.cos(angle) * right + np.sin(angle) * up).T, color=SHELL_OUTLINE, linewidth=0.8)
+    pale = np.column_stack((colours[~near], np.full((~near).sum(), 0.25)))  # over the background, light or dark
+    axes.scatter(*points[~near].T, c=pale, s=size / 4, depthshade=False, edgecolors=SHELL_OUTLINE, linewidths=0.3)
+    axes.scatter(*points[near].T, c=colours[near], s=size, depthshade=False, edgecolors=SHELL_EDGE, linewidths=0.4)
     axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1))
     axes.set_proj_type("ortho")
     axes.set_box_aspect((1, 1, 1), zoom=1.55)

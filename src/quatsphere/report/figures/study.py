@@ -17,12 +17,14 @@ from quatsphere.report.figures.style import (
     INK,
     LIGHT_BLUE,
     ORANGE,
-    WIDE,
     Array,
     epoch_axis,
     escape_math,
+    fill_caption,
     light_grid,
     new_figure,
+    new_panels,
+    on_phone,
     styled,
 )
 
@@ -57,8 +59,8 @@ def ablation_bars(rows: Sequence[AblationRow], interval_label: str, data: str = 
         interval_label: kind of the intervals, for the legend.
         data: name of the data set, for the axis label.
     """
-    figure = new_figure(WIDE, 0.95 + 0.26 * len(rows))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.05))
+    figure, *grid = new_panels(2, 2, 0.6 + 0.26 * len(rows), extra=0.35)
+    left, right = figure.subplots(*grid, sharey=True, width_ratios=(1, 1.05)[: grid[1]])
     heights = np.arange(len(rows))[::-1]
     _draw_accuracies(left, rows, heights)
     _draw_changes(right, rows, heights)
@@ -109,7 +111,7 @@ def _ablation_legend(figure: Figure, axes: Any, interval_label: str, paper: bool
     if paper:
         label = "paper, full size: change (at the edge: accuracy)"
         axes.plot([], [], "D", color=ORANGE, markeredgecolor="white", markersize=5.5, label=label)
-    figure.legend(loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=1 if on_phone() else 3)
 
 
 class LengthPoint(NamedTuple):
@@ -142,9 +144,7 @@ def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: s
         paper_images: number of training images of the paper.
         caption: text below the figure.
     """
-    columns = min(4, max(1, len(curves)))
-    rows = max(1, -(-len(curves) // columns))
-    figure = new_figure(WIDE, 0.6 + 1.75 * rows)
+    figure, rows, columns = new_panels(len(curves), 4, 1.75, extra=0.6)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
     for axes, curve in zip(panels, curves, strict=False):
         _draw_contrast(axes, curve, paper_images)
@@ -154,7 +154,7 @@ def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: s
         axes.set_xlabel("images seen")
         axes.tick_params(axis="x", labelbottom=True)
     panels[0].set_ylabel("points")
-    figure.supxlabel(caption, fontsize=7, color=GREY)
+    figure.supxlabel(fill_caption(caption), fontsize=7, color=GREY)
     return figure
 
 

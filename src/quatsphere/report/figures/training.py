@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
@@ -14,8 +15,10 @@ from quatsphere.report.figures.style import (
     COLOURS,
     DASHES,
     GREY,
+    INK,
     LIGHT_BLUE,
     MARKS,
+    ON_COLOUR,
     SLANTED,
     WIDE,
     Array,
@@ -23,6 +26,8 @@ from quatsphere.report.figures.style import (
     escape_math,
     light_grid,
     new_figure,
+    new_panels,
+    on_phone,
     styled,
 )
 
@@ -42,8 +47,8 @@ def training_curves(runs: Mapping[str, Metrics]) -> Figure:
     Args:
         runs: name of the run -> records of its metrics.jsonl, as `read_run_files(folder).metrics`.
     """
-    figure = new_figure(WIDE, 2.5)
-    left, right = figure.subplots(1, 2)
+    figure, rows, columns = new_panels(2, 2, 2.5)
+    left, right = figure.subplots(rows, columns)
     for index, (name, metrics) in enumerate(runs.items()):
         style = _line_style(index, len(metrics))
         dashed = {**style, "linestyle": (0, (3, 1.5)), "marker": "", "alpha": 0.8}
@@ -83,19 +88,18 @@ def inside_over_training(metrics: Metrics, steps: Sequence[str], shells: int) ->
         shells: number of shells.
     """
     shown = [panel for panel in PANELS if any(record.get(panel[0]) for record in metrics)]
-    rows = -(-(len(shown) + 1) // 3)
-    figure = new_figure(WIDE, 2.2 * rows)
+    figure, rows, columns = new_panels(len(shown) + 1, 3, 1.9 if on_phone() else 2.2)
     labels = {"step": list(steps), "shell": [str(i + 1) for i in range(shells)]}
     lines: dict[str, dict[str, Any]] = {"step": {}, "shell": {}}
     for number, (name, title, kind) in enumerate(shown, start=1):
-        axes = figure.add_subplot(rows, 3, number)
+        axes = figure.add_subplot(rows, columns, number)
         count = max(len(record.get(name) or ()) for record in metrics)
         for index, label in zip(range(count), labels[kind], strict=False):
             lines[kind][label] = _plot(axes, metrics, _item(name, index), **_line_style(index, len(metrics)))
         axes.set_ylabel(title)
         epoch_axis(axes)
         light_grid(axes)
-    _draw_legends(figure.add_subplot(rows, 3, len(shown) + 1), lines)
+    _draw_legends(figure.add_subplot(rows, columns, len(shown) + 1), lines)
     return figure
 
 
@@ -144,14 +148,15 @@ def per_class_bars(runs: Mapping[str, Mapping[str, float | None]]) -> Figure:
         bars.set_label(escape_math(name, 32))
         if len(runs) == 1 and len(classes) <= 20:
             axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=7, padding=1)
-    long = max((len(label) for label in classes), default=0) * len(classes) > 90
+    longest = max((len(label) for label in classes), default=0)
+    long = longest * len(classes) > (40 if on_phone() else 90)
     names = [escape_math(label, 18) for label in classes]
     axes.set_xticks(centres, names, **({"rotation": 45, **SLANTED} if long else {}))
     axes.tick_params(axis="x", length=0, labelsize=7.5 if len(classes) <= 30 else 4)
     axes.set(ylabel="accuracy", ylim=(0, 1), xlim=(-0.6, len(classes) - 0.4))
     light_grid(axes)
     if len(runs) > 1:
-        figure.legend(loc="outside upper center", ncols=min(4, len(runs)))
+        figure.legend(loc="outside upper center", ncols=1 if on_phone() else min(4, len(runs)))
     return figure
 
 
@@ -178,11 +183,13 @@ def confusion_matrix(counts: Array, classes: Sequence[str]) -> Figure:
     figure = new_figure(side, side)
     axes = figure.subplots()
     fraction = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    axes.imshow(fraction, cmap="Blues", vmin=0, vmax=1)
+    shades = np.broadcast_to(to_rgba(BLUE), (*fraction.shape, 4)).copy()
+    shades[..., 3] = fraction  # over the background, light or dark
+    axes.imshow(shades)
     if len(classes) <= 20:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                ink = "white" if fraction[row, column] > 0.5 else "black"
+                ink = ON_COLOUR if fraction[row, column] > 0.5 else INK
                 axes.text(column, row, str(int(count)), ha="center", va="center", fontsize=7, color=ink)
     names = [escape_math(name) for name in classes]
     small: dict[str, Any] = {"fontsize": 7 if len(classes) <= 50 else 4}
@@ -230,10 +237,14 @@ def scaling_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
     Args:
         points: mappings with `vertices`, `seconds` and `peak_mb`, as from `quatsphere bench scaling --json FILE`.
     """
-    figure = new_figure(WIDE, 2.6)
+    figure, rows, columns = new_panels(2, 2, 2.6)
     ordered = sorted(points, key=lambda point: point["vertices"])
     for axes, key, label, colour in zip(
-        figure.subplots(1, 2), ("seconds", "peak_mb"), ("seconds per step", "peak memory, MB"), COLOURS, strict=False
+        figure.subplots(rows, columns),
+        ("seconds", "peak_mb"),
+        ("seconds per step", "peak memory, MB"),
+        COLOURS,
+        strict=False,
     ):
         known = [point for point in ordered if point.get(key)]
         x, y = (np.array([float(point[name]) for point in known]) for name in ("vertices", key))

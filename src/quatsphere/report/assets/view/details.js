@@ -16,8 +16,9 @@ function writeNeighbours(state, choose) {
   byId('vertex-title').textContent = `Vertex ${state.vertex} of shell ${target + 1}, head ${state.head + 1}`;
   byId('vertex').max = shells[target].count - 1;
   byId('vertex').value = state.vertex;
-  byId('vertex-summary').textContent = `Receives from ${sources.length} of the ${shells[source].count} vertices of shell `
-    + `${source + 1}; uniform weight ${(1 / sources.length).toFixed(5)}.`;
+  byId('vertex-summary').firstChild.textContent = `Receives from ${sources.length} of the ${shells[source].count} vertices of `
+    + `shell ${source + 1}; `;
+  byId('uniform').textContent = (1 / sources.length).toFixed(5);
   const weights = images.map((image) => sources.map((_, slot) => weightOf(image, state.step, state.vertex, slot, state.head)));
   const most = Math.max(...weights.flat());
   byId('neighbours').replaceChildren(...sources.map((vertex, slot) => {

@@ -31,11 +31,16 @@ function shownShells(state) {
   return shells.filter((shell) => (state.outer ? shell.index <= target : shell.index === source || shell.index === target));
 }
 
+// Radius that fills the canvas: a little more than the target shell, so that lines from the next outer shell are seen.
+function fittedRadius(state) {
+  return Math.min(shownShells(state)[0].radius, 1.2 * shells[meta.steps[state.step].target].radius);
+}
+
 function drawStage(canvas, image, state, colours) {
   const { pen, width, height } = prepare(canvas);
   const target = meta.steps[state.step].target;
   const shown = shownShells(state);
-  const lens = lensOf(width, height, shown[0].radius);
+  const lens = lensOf(width, height, fittedRadius(state));
   const drawn = { pen, lens, image, state, colours, target };
   if (flat) {
     const away = rotate([0, 0, 1])[2] > 0 ? shown : [...shown].reverse();
@@ -200,7 +205,7 @@ function drawFrame({ pen, lens, image, state, target }) {
   const place = shells[target].places[state.vertex];
   const base = row(`base.${target}`, state.vertex, state.head);
   const field = row(`field.${state.step}`, image, state.vertex, state.head);
-  const length = (0.3 * shownShells(state)[0].radius) / Math.max(1, camera.zoom);
+  const length = (0.3 * fittedRadius(state)) / Math.max(1, camera.zoom);
   drawAxes(pen, lens, place, base, length, true);
   drawAxes(pen, lens, place, field, length, false);
 }
@@ -235,7 +240,7 @@ function arrowHead(pen, x, y, ex, ey) {
 
 // The vertex under a point: of the target shell, or a neighbour of the selected one. Visible vertices come first.
 function pick(canvas, state, px, py) {
-  const lens = lensOf(canvas.clientWidth, canvas.clientHeight, shownShells(state)[0].radius);
+  const lens = lensOf(canvas.clientWidth, canvas.clientHeight, fittedRadius(state));
   const { source, target } = meta.steps[state.step];
   let best = { distance: Infinity };
   const offer = (shell, vertex, slot) => {
