@@ -3,13 +3,18 @@
 # make demo    train QSV on the embedded digits and look at the result
 # make browser Chromium for the tests of the pages, where apt-get can install it
 # make pictures  the pictures of the README, from the models and from the demo's run
+# make results the results pages, their figure and the README's table, from results/
 # make docs    the documentation site, in site/
+# make soak    try every promise of docs/reliability.md at its full count, at most an hour
 # make bench   speed, memory and scaling on this machine, saved to bench.json
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv test lint demo docs bench browser pictures clean
+results: $(STAMP)
+	$(BIN)/python docs/results.py
+
+.PHONY: results venv test lint demo docs bench soak browser pictures clean
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -33,6 +38,10 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/quatsphere bench --json bench.json
+
+soak: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[soak]'
+	$(BIN)/python -m tests.soak --page docs/reliability.md
 
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
 browser:

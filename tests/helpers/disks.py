@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from quatsphere.train import Progress, Reporter
 
 
 @contextmanager
@@ -22,3 +25,21 @@ def mounted_tmpfs(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+class Filler(Reporter):
+    """Fills a disk up to a level after a step and frees it at the first note."""
+
+    def __init__(self, disk: Path, step: int, left: int) -> None:
+        self.disk, self.at, self.left = disk, step, left
+        self.messages: list[str] = []
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        if progress.step == self.at:
+            system = os.statvfs(self.disk)
+            free = system.f_bavail * system.f_frsize
+            (self.disk / "filler").write_bytes(bytes(max(0, free - self.left)))
+
+    def note(self, message: str) -> None:
+        self.messages.append(message)
+        (self.disk / "filler").unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import struct
@@ -164,6 +165,19 @@ def command(config: RunConfig, run: Path, *more: str, **environment: str) -> Pro
     """Start `quatsphere train` with this configuration in a separate process; the log is beside the run folder."""
     log = run.with_name(f"{run.name}-{time.monotonic_ns()}.log")
     return Process(lambda: main(as_words(config, run, *more)), log, **environment)
+
+
+def run_with_kills(kills: int, config: RunConfig, run: Path, duration: float, generator: random.Random) -> int:
+    """Start or resume a run and kill it at a random time, `kills` times, then let it finish; return the kills."""
+    for count in range(kills):
+        process = command(config, run, "--resume")
+        time.sleep(generator.uniform(0, duration))
+        process.send(signal.SIGKILL)
+        if process.wait() == 0:
+            return count
+    end = command(config, run, "--resume")
+    assert end.wait() == 0, end.text
+    return kills
 
 
 def has_step(run: Path, step: int) -> Callable[[], bool]:
