@@ -14,7 +14,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.65) -> str:
 
 
 class QuatsphereError(Exception):
-    """Base of all errors with a one-line message that says what, where and what to do."""
+    """Base of all errors with a one-line message that says what, where and what to do; itself a bug of quatsphere."""
 
     exit_code = 1
 
@@ -44,7 +44,7 @@ class NumericsError(QuatsphereError, ArithmeticError):
 
 
 class ResourceError(QuatsphereError):
-    """Disk or memory ran out."""
+    """Disk or memory ran out, or a file cannot be written."""
 
     exit_code = 6
 
@@ -53,6 +53,12 @@ class DistributedError(QuatsphereError):
     """The processes of one run disagree, or one of them is gone."""
 
     exit_code = 7
+
+
+class StudyError(QuatsphereError):
+    """Cells of a study failed, or a cell trained again has other results; everything else of the study is saved."""
+
+    exit_code = 8
 
 
 def printable(name: str | os.PathLike[str]) -> str:

@@ -1,7 +1,8 @@
-"""State of this process: memory allocator, and the time spent compiling kernels."""
+"""State of this process: standard streams, memory allocator, the time spent compiling kernels, plugins."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -28,6 +29,30 @@ def disable_malloc_trimming() -> bool:
         return False
     settings = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, 64 * 2**20))
     return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+def open_streams() -> None:
+    """Connect standard streams that are closed, as for daemons, to the null device.
+
+    Otherwise a checkpoint could get the number of stderr, on which libraries in C print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
+
+
+def print_stderr(text: str) -> None:
+    """Print a line on stderr; if its terminal, pipe or disk is gone, it and all later ones are discarded."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard_stderr()
+
+
+def discard_stderr() -> None:
+    """Connect stderr to the null device, so that what is left in its buffer cannot fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class Compilation:

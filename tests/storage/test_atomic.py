@@ -6,6 +6,8 @@ import json
 import math
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,24 @@ def test_failpoint_counts_calls(tmp_path: Path, forked) -> None:
     assert forked(write_three, QUATSPHERE_FAILPOINT="before_write:3") == 137
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
     assert forked(write_three, QUATSPHERE_FAILPOINT="before_write:4") == 0
+
+
+def test_failpoints_are_not_in_the_program(tmp_path: Path) -> None:
+    """The variable works only in processes of the tests, which replace the function."""
+    code = "import sys, pathlib; from quatsphere.storage import atomic; "
+    code += "atomic.write_text(pathlib.Path(sys.argv[1]), 'x')"
+    environment = {**os.environ, "QUATSPHERE_FAILPOINT": "before_write:abc"}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "x"], env=environment, check=True)
+    environment["QUATSPHERE_FAILPOINT"] = "before_write"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "y"], env=environment, check=True)
+    assert [(tmp_path / name).read_text() for name in "xy"] == ["x", "x"]
+
+
+def test_names_that_are_not_utf8_can_be_stored(tmp_path: Path) -> None:
+    name = os.fsdecode(b"r_\xff\xfe")
+    atomic.write_json(tmp_path / "x.json", {"command": [name, "ü"], name: 1})
+    assert json.loads((tmp_path / "x.json").read_bytes()) == {"command": [name, "ü"], name: 1}
+    assert "ü" in (tmp_path / "x.json").read_text()
 
 
 def test_leftovers_of_live_processes_stay(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,24 @@ def test_read_only_folders_are_refused(read_only_folder: Path) -> None:
         RunFolder(read_only_folder).claim(resume=True)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "config.yaml", "environment.json", "result.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "loop", "other"])
+def test_files_that_can_never_be_written_are_refused_at_the_start(run: RunFolder, name: str, kind: str) -> None:
+    path = run.path / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "other":
+        path.write_text("x") if name == "checkpoints" else path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    what = "folder" if name == "checkpoints" else "file"
+    with pytest.raises(
+        ResourceError, match=rf"{name} is no {what}\); move it away or use another --run-dir$"
+    ) as refused:
+        run.claim(resume=True)
+    assert refused.value.exit_code == 6
+
+
 def test_second_process_is_refused(run: RunFolder, forked) -> None:
     def lock_again() -> None:
         with (
@@ -215,6 +234,20 @@ def test_other_metrics_errors_are_one_line(run: RunFolder) -> None:
         run.read_metrics()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_metrics_that_are_no_file_are_refused(run: RunFolder, kind: str) -> None:
+    run.path.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run.metrics)
+    elif kind == "device":
+        run.metrics.symlink_to("/dev/zero")
+    else:
+        run.metrics.mkdir()
+    for resume in (True, False):
+        with pytest.raises(ResourceError, match=r"metrics\.jsonl is no file\); move it away"):
+            run.claim(resume=resume)
+
+
 def test_finished_means_a_result_that_can_be_read(run: RunFolder) -> None:
     assert not run.finished
     for text in ("", "{", "[]", "null"):
@@ -223,6 +256,16 @@ def test_finished_means_a_result_that_can_be_read(run: RunFolder) -> None:
     atomic.write_json(run.result, {"test_accuracy": 0.9})
     assert run.finished
     assert json.loads(run.result.read_text()) == {"test_accuracy": 0.9}
+
+
+def test_notes_are_discarded_if_stderr_is_full(tmp_path: Path, forked) -> None:
+    def note() -> None:
+        sys.stderr = open("/dev/full", "w")  # noqa: SIM115 - as long as the process
+        RunFolder(tmp_path).note("x")
+        RunFolder(tmp_path).note("y")
+        sys.stderr.close()
+
+    assert forked(note) == 0
 
 
 def test_notes_go_to_stderr_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

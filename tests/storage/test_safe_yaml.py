@@ -50,6 +50,12 @@ def test_text_like_numbers_and_dates_stays_text(tmp_path: Path) -> None:
     assert settings == {"a": "1e", "b": "e5", "c": "12e-x", "d": "2024-13-45", "e": "1e5x"}
 
 
+def test_integers_of_64_bits_are_read(tmp_path: Path) -> None:
+    text = "a: 0xffffffffffffffff\nb: -9223372036854775808\nc: 0b1_0\nd: 017\ne: 1:30\nf: -0b" + "1" * 63
+    expected = {"a": 2**64 - 1, "b": -(2**63), "c": 2, "d": 15, "e": 90, "f": 1 - 2**63}
+    assert read(tmp_path, text) == expected
+
+
 def test_empty_file_has_no_settings(tmp_path: Path) -> None:
     assert read(tmp_path, "") == read(tmp_path, "# nothing\n") == {}
 
@@ -85,6 +91,17 @@ UNSAFE = {
     "bad number": ("a: !!int x", 1, "not a valid int"),
     "bad bool": ("a: !!bool maybe", 1, "not a valid bool"),
     "number too long": ("a: " + "9" * 5000, 1, "not a valid int"),
+    "hexadecimal too long": ("a: 1\nb: 0x" + "f" * 5000, 2, "not a valid int"),
+    "octal too long": ("a: 0" + "7" * 6000, 1, "not a valid int"),
+    "binary too long": ("a: 0b" + "1" * 20_000, 1, "not a valid int"),
+    "base 60 too long": ("a: 1" + ":59" * 3000, 1, "not a valid int"),
+    "base 60 fraction too long": ("a: 1" + ":59" * 3000 + ".5", 1, "not a valid float"),
+    "base 60 without end": ("a: 1" + ":59" * 300_000, 1, "not a valid int"),
+    "grouped too long": ("a: 1" + "_000" * 2000, 1, "not a valid int"),
+    "tagged too long": ("a: !!int '0x" + "f" * 5000 + "'", 1, "not a valid int"),
+    "65 bits": ("a: 0x1" + "0" * 16, 1, "not a valid int"),
+    "64 bits below zero": ("a: -9223372036854775809", 1, "not a valid int"),
+    "key too long": ("? 0x" + "f" * 5000 + "\n: 1", 1, "not a valid int"),
     "text": ("just words", 1, "settings must be 'key: value' lines, not 'just words'"),
     "list": ("- 1\n- 2", 1, "settings must be"),
 }

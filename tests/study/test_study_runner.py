@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers.study_records import make_record
 
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import load_best
+from quatsphere.study import runner
 from quatsphere.study.plan import PLANS, Cell, plan_cells
 from quatsphere.study.record import add_diagnostics, weights_digest
 from quatsphere.study.results import Results
@@ -227,3 +229,35 @@ def test_worker_reports_its_failure_and_writes_a_log(results: Results, tmp_path:
     assert log.events[0] == "started cifar10.full.s1"
     assert log.events[1].startswith("ended cifar10.full.s1 no CIFAR-10 files")
     assert (results.runs / "cifar10.full.s1.log").exists()
+
+
+NOISY_WORKER = """
+import os, sys
+os.write(1, b"library: loaded \\xff, no end of line")
+from quatsphere.study import worker
+
+def train_cell(request, reporter):
+    os.write(1, b"onednn_verbose,info\\n")
+    print("{}")
+    worker.send({"done": 1, "total": 2, "speed": 3.0})
+    return {"cell": request.id}
+
+worker.train_cell = train_cell
+sys.exit(worker.main())
+"""
+
+
+def test_lines_of_libraries_on_stdout_go_to_the_log(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(NOISY_WORKER)
+    monkeypatch.setattr(runner, "WORKER_COMMAND", (sys.executable, str(script)))
+    seen: list[Any] = []
+    outcome = runner.run_in_process(make_request(short_cells("full")[0], results), lambda *values: seen.append(values))
+    assert outcome.record == {"cell": "digits.full.s1"}
+    assert seen == [(1, 2, 3.0)]
+    log = (results.runs / "digits.full.s1.log").read_text()
+    assert "library: loaded \\xff, no end of line\n" in log
+    assert "onednn_verbose,info\n" in log
+    assert "{}\n" in log

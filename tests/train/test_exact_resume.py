@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny_runs import Copies, Process, as_words, change, command, has_step, tiny_config, trace_of
+from helpers.tiny_runs import (
+    Copies,
+    Process,
+    as_words,
+    change,
+    command,
+    has_step,
+    run_with_kills,
+    tiny_config,
+    trace_of,
+)
 
 from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
 from quatsphere.storage import atomic
@@ -109,19 +119,6 @@ def test_kill_before_the_first_checkpoint_duplicates_no_line(
     assert not list(tmp_path.glob("run/checkpoints/step-??????"))
     train(config, tmp_path / "run", RESUME)
     assert trace_of(tmp_path / "run") == uninterrupted[0]
-
-
-def run_with_kills(kills: int, config: RunConfig, run: Path, duration: float, generator: random.Random) -> int:
-    """Start or resume a run and kill it at a random time, `kills` times, then let it finish; return the kills."""
-    for count in range(kills):
-        process = command(config, run, "--resume")
-        time.sleep(generator.uniform(0, duration))
-        process.send(signal.SIGKILL)
-        if process.wait() == 0:
-            return count
-    end = command(config, run, "--resume")
-    assert end.wait() == 0, end.text
-    return kills
 
 
 def test_three_kills_change_nothing(uninterrupted: tuple[dict[str, Any], Path], tmp_path: Path) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import resource
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.disks import mounted_tmpfs
+from helpers.disks import Filler, mounted_tmpfs
 from helpers.tiny_runs import Process, tiny_config, trace_of
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError, ResourceError
+from quatsphere.storage import atomic
 from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.train import Progress, Reporter, ResumeOptions, checkpointing, train
 
@@ -97,6 +101,50 @@ def test_signal_ends_the_pause(number: int, code: int, trace: dict[str, Any], tm
     assert trace_of(tmp_path / "run") == trace
 
 
+class Unwritable(Reporter):
+    """After a step something makes the checkpoints unwritable."""
+
+    def __init__(self, step: int, spoil: Callable[[], None]) -> None:
+        self.at, self.spoil = step, spoil
+        self.messages: list[str] = []
+
+    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
+        if progress.step == self.at:
+            self.spoil()
+
+    def note(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def test_a_file_in_place_of_the_checkpoints_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    reporter = Unwritable(1, folder.touch)
+    with pytest.raises(ResourceError, match=r"^cannot write checkpoint \(File exists in .*; check the disk and its"):
+        train(config(), tmp_path / "run", reporter=reporter)
+    assert reporter.messages == []
+
+
+@pytest.mark.parametrize(
+    ("number", "pauses"), [(errno.EACCES, 0), (errno.EROFS, 0), (errno.ENOTDIR, 0), (errno.EPERM, 0), (errno.EIO, 3)]
+)
+def test_errors_that_do_not_heal_end_the_run(
+    number: int, pauses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpointing, "RETRY_SECONDS", 0.01)
+    reporter = Unwritable(2, lambda: monkeypatch.setattr(atomic, "write_durable", refuse))
+    with pytest.raises(ResourceError, match=re.escape(os.strerror(number))) as stopped:
+        train(config(), tmp_path / "run", reporter=reporter)
+    assert stopped.value.exit_code == 6
+    assert len([message for message in reporter.messages if "training paused" in message]) == pauses
+    monkeypatch.undo()
+    last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert last is not None
+    assert last.step == 1
+
+
 class OutOfMemory(Reporter):
     """Limits the memory of the process at the start of the run to little more than it has."""
 
@@ -128,26 +176,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """File system of 4 MiB."""
     with mounted_tmpfs(tmp_path / "disk", "4m") as disk:
         yield disk
-
-
-class Filler(Reporter):
-    """Fills a disk up to a level after a step and frees it at the first note."""
-
-    def __init__(self, disk: Path, step: int, left: int) -> None:
-        self.disk, self.at, self.left = disk, step, left
-        self.messages: list[str] = []
-
-    def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
-        if progress.step == self.at:
-            import os
-
-            system = os.statvfs(self.disk)
-            free = system.f_bavail * system.f_frsize
-            (self.disk / "filler").write_bytes(bytes(max(0, free - self.left)))
-
-    def note(self, message: str) -> None:
-        self.messages.append(message)
-        (self.disk / "filler").unlink(missing_ok=True)
 
 
 @pytest.mark.slow

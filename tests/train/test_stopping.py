@@ -151,6 +151,37 @@ def test_closed_terminal_does_not_end_the_run(trace: dict[str, Any], tmp_path: P
     assert trace_of(run) == trace
 
 
+@pytest.mark.parametrize("stream", ["closed", "/dev/full"])
+def test_missing_stderr_does_not_end_the_run(stream: str, trace: dict[str, Any], tmp_path: Path) -> None:
+    """As under `2>&-` and in daemons; the number of stderr must not go to a file of the run."""
+    run, found = tmp_path / "run", tmp_path / "found"
+
+    def work() -> int:
+        os.close(2)
+        sys.stderr = None if stream == "closed" else open(stream, "w")  # type: ignore[assignment]  # noqa: SIM115
+        code = main(as_words(config(), run, "--data-root=null"))  # an old spelling, which is noted
+        found.write_text(os.readlink("/proc/self/fd/2"))
+        return code
+
+    process = Process(work, tmp_path / "log")
+    assert process.wait() == 0
+    assert found.read_text() == "/dev/null"
+    assert trace_of(run) == trace
+
+
+def test_run_folder_whose_name_is_not_utf8(trace: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"r_\xff\xfe")
+
+    def work() -> int:
+        sys.argv = ["quatsphere", *as_words(config(), run)]  # environment.json holds the command
+        return main(sys.argv[1:])
+
+    process = Process(work, tmp_path / "log")
+    assert process.wait() == 0, process.text
+    assert trace_of(run) == trace
+    assert command(config(), run, "--resume").wait() == 0
+
+
 def test_second_process_in_a_run_folder_is_refused(tmp_path: Path) -> None:
     first = paused_run(tmp_path / "run", "step 2", seconds=3)
     second = command(config(), tmp_path / "run", "--resume")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of, write_idx
+from helpers.teams import children_of, codes, newest_step, run_team, start_team, texts, torchrun
+from helpers.tiny_runs import as_words, command, has_step, tiny_config, trace_of, write_idx
 from torch import Tensor
 
 from quatsphere.cli import main
@@ -37,37 +35,6 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def config(**more: Any) -> RunConfig:
     return tiny_config(**{"epochs": 2, "checkpoint_steps": 1} | more)
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def start_team(work: Callable[[int], int | None], folder: Path, **environment: str) -> list[Process]:
-    """Start `work(rank)` in two processes with the environment variables of torchrun."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    environment = {"QUATSPHERE_TIMEOUT": "300", **place, **environment}
-
-    def begin(rank: int) -> Process:
-        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return Process(lambda: work(rank), folder / f"rank-{rank}.log", **own)
-
-    return [begin(rank) for rank in (0, 1)]
-
-
-def run_team(settings: RunConfig, run: Path, *more: str, **environment: str) -> list[Process]:
-    """Start `quatsphere train` as torchrun does."""
-    return start_team(lambda rank: main(as_words(settings, run, *more)), run.parent, **environment)
-
-
-def codes(team: list[Process]) -> list[int]:
-    return [process.wait() for process in team]
-
-
-def texts(team: list[Process]) -> str:
-    return "\n".join(process.text for process in team)
 
 
 def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool) -> Trainer:
@@ -335,32 +302,12 @@ def test_stopped_process_counts_as_lost(tmp_path: Path) -> None:
     team[1].wait()
 
 
-def torchrun(settings: RunConfig, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Start torchrun."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
-    return subprocess.Popen(
-        [*words, *options, "-m", "quatsphere", *as_words(settings, run, "--resume")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def children_of(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(word) for word in listed.stdout.split()]
-
-
 @pytest.mark.slow
 def test_torchrun(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     launcher = torchrun(config(), tmp_path / "run")
     _, messages = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, messages
     assert trace_of(tmp_path / "run") == uninterrupted
-
-
-def newest_step(run: Path) -> int:
-    return max((int(path.name.split("-")[1]) for path in run.glob("checkpoints/step-??????")), default=0)
 
 
 @pytest.mark.slow

@@ -6,13 +6,13 @@ import difflib
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import ConfigError, ResourceError
+from quatsphere.runtime import print_stderr
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.lock import folder_lock
@@ -27,7 +27,7 @@ _METRICS_LIMIT = 1 << 30
 
 def print_note(message: str) -> None:
     """Print a message for the user, which is not an error, on stderr."""
-    print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
+    print_stderr(f"quatsphere: note: {message}")
 
 
 class RunFolder:
@@ -74,6 +74,7 @@ class RunFolder:
             raise _path_error(self.path, error) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that is yours")
+        self._require_writable()
         own = {path.name for path in (self.config, self.environment, self.metrics, self.checkpoints, self.result)}
         if inside and not inside & own:
             raise ConfigError(
@@ -81,6 +82,21 @@ class RunFolder:
             )
         if inside and not resume:
             raise ConfigError(f"run '{self.name}' exists{self._progress()}; use --resume or another name")
+
+    def _require_writable(self) -> None:
+        """Raise ResourceError for a file where a folder should be, a pipe, a device or missing permissions.
+
+        Otherwise the run would end with the first checkpoint, or with its result.
+        """
+        files = (self.config, self.environment, self.metrics, self.result)
+        wrong = [path for path in files if os.path.lexists(path) and not path.is_file()]
+        wrong += [self.checkpoints] if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir() else []
+        if wrong:
+            kind = "folder" if wrong[0] == self.checkpoints else "file"
+            raise ResourceError(f"cannot write a run ({wrong[0]} is no {kind}); move it away or use another --run-dir")
+        for path in (self.metrics, self.checkpoints):
+            if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+                raise ResourceError(f"cannot write a run ({path}: permission denied); change its permissions")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

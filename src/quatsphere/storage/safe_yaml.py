@@ -20,6 +20,8 @@ from quatsphere.storage.atomic import read_regular, write_text
 
 SIZE_LIMIT = 1_000_000
 _DEPTH_LIMIT = 50
+_NUMBER_LIMIT = 400
+"""Characters of a number; longer ones take quadratic time, and Python refuses to print them."""
 _TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
@@ -60,7 +62,7 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors = {
         _TAG + "null": SafeConstructor.construct_yaml_null,
         _TAG + "bool": SafeConstructor.construct_yaml_bool,
-        _TAG + "int": SafeConstructor.construct_yaml_int,
+        _TAG + "int": lambda loader, node: loader.construct_integer(node),
         _TAG + "float": SafeConstructor.construct_yaml_float,
         _TAG + "str": SafeConstructor.construct_yaml_str,
         _TAG + "timestamp": SafeConstructor.construct_yaml_str,
@@ -84,8 +86,19 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ConstructorError(None, None, f"not a valid {node.tag.removeprefix(_TAG)}", node.start_mark) from error
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if node.tag in (_TAG + "int", _TAG + "float") and len(node.value) > _NUMBER_LIMIT:
+            raise ValueError("too long")
+        return super().construct_scalar(node)
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        value = self.construct_yaml_int(node)
+        if not -(2**63) <= value < 2**64:
+            raise ValueError("beyond 64 bits")
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}

@@ -255,6 +255,7 @@ def run_in_process(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            errors="backslashreplace",
             env={**os.environ, **limits, **(environment or {})},
             start_new_session=True,
         )
@@ -266,13 +267,27 @@ def run_in_process(
             worker.stdin.write(request.to_line())
             worker.stdin.flush()
         for line in worker.stdout:
-            answer = json.loads(line)
-            if "done" in answer:
-                progress(answer["done"], answer["total"], answer["speed"])
+            message = _parse_message(line)
+            if message is None:
+                with log.open("a") as file:
+                    file.write(line)
+            elif "done" in message:
+                progress(message["done"], message["total"], message["speed"])
+            else:
+                answer = message
         code = worker.wait()
     if "record" in answer:
         return Outcome(request, answer["record"])
     return Outcome(request, None, answer.get("error") or f"its process ended with code {code}; see {log}")
+
+
+def _parse_message(line: str) -> dict[str, Any] | None:
+    """Message of a worker, or None for a line that a library printed before the worker could redirect it."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and message.keys() & {"done", "record", "error"} else None
 
 
 class RayLauncher:

@@ -1,8 +1,9 @@
 """Training of one cell in a separate process: `python -m quatsphere.study.worker`.
 
-The process reads a request as one line of JSON from stdin and writes lines of JSON to stdout: progress, then `record`
-or `error`. Stdin stays open as long as the parent lives; when it closes, for whatever reason, the training saves and
-stops, so that no cell is ever trained by two processes.
+The process reads a request as one line of JSON from stdin and answers with lines of JSON on the pipe that it finds as
+stdout: progress, then `record` or `error`. Stdout itself becomes the log, because libraries print on it. Stdin stays
+open as long as the parent lives; when it closes, for whatever reason, the training saves and stops, so that no cell is
+ever trained by two processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
@@ -32,6 +33,7 @@ from quatsphere.train import Progress, Reporter, ResumeOptions, train
 LOCK_TIMEOUT = 60.0
 """Seconds to wait for an earlier worker of the same cell that is still saving."""
 PROGRESS_SECONDS = 1.0
+_answers: TextIO | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,19 @@ class WorkerReporter(Reporter):
         print(message, file=sys.stderr, flush=True)
 
 
+def take_answers() -> TextIO:
+    """Return the pipe to the parent process, and make stdout, also of libraries in C, a second name of the log."""
+    pipe = os.fdopen(os.dup(1), "w")
+    pipe.write("\n")  # ends a line that a library began while it was imported
+    sys.stdout = sys.stderr
+    os.dup2(2, 1)
+    return pipe
+
+
 def send(message: dict[str, Any]) -> None:
     """Write one line to the parent process, if it still exists."""
     with contextlib.suppress(OSError):
-        print(json.dumps(message), file=sys.__stdout__, flush=True)
+        print(json.dumps(message), file=_answers, flush=True)
 
 
 def train_cell(request: CellRequest, reporter: Reporter | None = None) -> dict[str, Any]:
@@ -131,9 +142,10 @@ def stop_with_parent() -> None:
 
 def main() -> int:
     """Serve one request: progress, then `record` or `error`."""
+    global _answers
+    _answers = take_answers()
     disable_malloc_trimming()
     request = CellRequest(**json.loads(sys.stdin.readline()))
-    sys.stdout = sys.stderr  # output of libraries belongs in the log
     stop_with_parent()
     try:
         load_plugins()
