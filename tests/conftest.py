@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.failpoints import enable_failpoints
 from hypothesis import settings
 from PIL import Image
 from torch import Tensor
@@ -19,6 +20,7 @@ from quatsphere.config import checks
 
 settings.register_profile("quatsphere", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("quatsphere")
+enable_failpoints()
 torch.set_num_threads(1)  # two test processes are faster than two threads in one
 
 

@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"models", "optim", "data", "storage", "config", "geometry", "kernels", "nn", "diagnostics"},
     "diagnostics": {"models", "geometry", "data", "config", "kernels", "nn"},
     "study": {"train", "diagnostics", "models", "optim", "data", "storage", "config", "geometry"},
+    "export": {"models", "nn", "geometry", "kernels", "config", "data", "storage", "train", "report"},
     "bench": {"models", "optim", "config", "geometry", "kernels", "nn", "train"},
     "report": {
         *("storage", "models", "nn", "data", "config", "geometry", "train", "diagnostics", "study", "bench"),

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
-STATEMENT = re.compile(r'^- \*\*(.+?)\*\*.*?: "(.+?)"\. Paper (\S+), ours (.+?, n = \d+)\.$', re.MULTILINE)
 
 
 def section(name: str) -> str:
@@ -80,27 +79,19 @@ def test_commands_exist() -> None:
 
 
 def test_results_are_those_of_the_results_page() -> None:
-    """First line, paper's value, ours and verdict of every row, and the counts, as in docs/results.md."""
-    first, *rest = section("results").splitlines()
-    assert first in page("results.md").splitlines()
-    stated = {claim: (paper, ours, verdict) for verdict, claim, paper, ours in STATEMENT.findall(page("results.md"))}
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in rest if line.startswith("| ")][1:]
-    assert len(rows) == 5
-    for claim, *values in rows:
-        assert tuple(values) == stated[claim], claim
-    counts = r"98 statements.* about trained models\D+(\d+) hold, (\d+) do not and (\d+) are undecided"
-    ours, theirs = (re.search(counts, text) for text in (section("results"), page("results.md")))
-    assert ours
-    assert theirs
-    assert ours.groups() == theirs.groups()
+    """Every line of the table, and the headline with scale, accuracy and floor, is one of docs/results.md."""
+    lines = [line for line in section("results").splitlines() if line]
+    assert len(lines) == 1 + 2 + 5
+    assert set(lines) <= set(page("results.md").splitlines()), "run: make results"
 
 
 def test_results_begin_with_their_scale() -> None:
-    """Length, accuracy and floor come before any verdict; runs this short neither hold nor fail."""
-    first, *rest = section("results").splitlines()
-    for words in ("40,000 images", "41.6 %", "38.8 %", "No accuracy of the paper has been reproduced yet"):
-        assert words in first
-    assert not any(re.search(r"\| (holds|fails)", line) for line in rest)
+    """Length, parameters, seeds, accuracy and floor come before any verdict."""
+    first = section("results").splitlines()[0]
+    pattern = r"After [\d,]+ images QSV with 43,111 parameters is right on [\d.]+ % .*\(\d seeds\); softmax regression"
+    assert re.match(pattern, first)
+    assert "No accuracy of the paper has been reproduced." in first
+    assert re.search(r"\d+ of 190 planned cells are finished", first)
 
 
 def test_speed_is_that_of_the_performance_page() -> None:

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from quatsphere.config import RunConfig
     from quatsphere.config.presets import load_preset
     from quatsphere.data import register_dataset
-    from quatsphere.kernels import quaternion_attention
+    from quatsphere.geometry.neighbours import knn
+    from quatsphere.kernels import quaternion_attention, to_csr
     from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
     from quatsphere.nn.extensions import register_routing, register_transport
     from quatsphere.nn.quaternion_attention import QuaternionAttention
+    from quatsphere.nn.quaternion_conv import QuaternionConv
     from quatsphere.optim import RiemannianAdam
     from quatsphere.train.load import TrainedModel, load
     from quatsphere.train.run import ResumeOptions, train
@@ -24,6 +26,7 @@ __all__ = [
     "AttentionNet",
     "LinearModel",
     "QuaternionAttention",
+    "QuaternionConv",
     "ResNet20",
     "ResumeOptions",
     "RiemannianAdam",
@@ -31,12 +34,14 @@ __all__ = [
     "TrainedModel",
     "__version__",
     "create_model",
+    "knn",
     "load",
     "load_preset",
     "quaternion_attention",
     "register_dataset",
     "register_routing",
     "register_transport",
+    "to_csr",
     "train",
 ]
 
@@ -45,18 +50,21 @@ _HOME = {
     "LinearModel": "quatsphere.models",
     "QSV": "quatsphere.models",
     "QuaternionAttention": "quatsphere.nn.quaternion_attention",
+    "QuaternionConv": "quatsphere.nn.quaternion_conv",
     "ResNet20": "quatsphere.models",
     "RiemannianAdam": "quatsphere.optim",
     "ResumeOptions": "quatsphere.train",
     "RunConfig": "quatsphere.config",
     "TrainedModel": "quatsphere.train.load",
     "create_model": "quatsphere.models",
+    "knn": "quatsphere.geometry.neighbours",
     "load": "quatsphere.train.load",
     "load_preset": "quatsphere.config.presets",
     "quaternion_attention": "quatsphere.kernels",
     "register_dataset": "quatsphere.data",
     "register_routing": "quatsphere.nn.extensions",
     "register_transport": "quatsphere.nn.extensions",
+    "to_csr": "quatsphere.kernels",
     "train": "quatsphere.train",
 }
 """Public name -> module that defines it."""

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,27 @@ def test_demo_leaves_a_report_and_a_view(short: list[str], tmp_path: Path, comma
     for code in re.findall(r'data:image/png;base64,([^"]+)"', page):
         with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as picture:
             picture.load()
+
+
+def test_demo_diagnoses_explains_and_opens(
+    short: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every chart has a phone form and says what is normal, every number and table is explained, no paper's values."""
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
+    ended = command("demo", *short, "--open")
+    assert ended.code == 0, ended.err
+    assert opened == [(tmp_path / "runs/demo/report.html").as_uri()]
+    assert (tmp_path / "runs/demo/diagnostics.json").is_file()
+    page = (tmp_path / "runs/demo/report.html").read_text()
+    assert "None yet" not in page
+    charts = page.count("<figure>")
+    assert charts == page.count("<b>Normal:</b>") == page.count("<source media=") == 12
+    assert page.count('class="tile"') == page.count('class="meaning"') == 5
+    diagnostics = page.split('<section id="diagnostics"')[1].split("</section>")[0]
+    assert diagnostics.count("<table>") == diagnostics.count('class="under"') + 1 == 8  # all but the remarks
+    assert ">paper</th>" not in page
+    assert "paper: all" not in page
 
 
 def test_demo_never_overwrites_and_shows_names_as_text(short: list[str], tmp_path: Path, command: Command) -> None:

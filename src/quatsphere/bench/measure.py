@@ -6,6 +6,7 @@ argument, another one as output.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -113,8 +114,16 @@ def run_isolated(request: Row) -> Row:
         raise ResourceError(
             f"measuring {name} in its own process ended with {done.returncode} ({last:.200}); try it smaller"
         )
-    result: Row = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return _last_object(done.stdout)
+
+
+def _last_object(text: str) -> Row:
+    """Last line that is a JSON object; libraries may print before and after it."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                return row
+    raise ResourceError("measuring in a separate process gave no figures; try again")
 
 
 def measure_request(request: Row) -> Row:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import sys
 import threading
 import time
@@ -18,8 +16,8 @@ from rich.progress import Progress as RichProgress
 from rich.spinner import Spinner
 from rich.table import Table
 
-from quatsphere.cli.parser import note
-from quatsphere.runtime import compilation, working_time
+from quatsphere.runtime import compilation, discard_stderr, working_time
+from quatsphere.storage.run_folder import print_note as note
 from quatsphere.train.reporting import Progress, Reporter
 
 if TYPE_CHECKING:
@@ -103,8 +101,7 @@ class RobustStderr(io.TextIOBase):
             self.stream.write(text)
             self.stream.flush()
         except OSError:
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            discard_stderr()
         return len(text)
 
 

@@ -14,14 +14,17 @@ from pathlib import Path
 
 import quatsphere
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError, did_you_mean
-from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugins
+from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugins, open_streams, print_stderr
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
     "evaluate": "accuracy, per-class accuracy, confusion and calibration of a run",
     "diagnose": "measure a run: routing, field, vertices, cost, beside the paper's values",
     "figures": "draw the paper's figures and others from runs and results",
-    "predict": "name the classes of image files with a trained run",
+    "predict": "name the classes of image files with a trained model",
+    "export": "write a trained model as an ONNX or pt2 file that is verified first",
+    "models": "list the trained models that come with the package",
+    "pack": "make a model folder from a run: weights, settings, model card",
     "data": "get, verify or preview a data set",
     "study": "run the paper's tables, check its claims, report",
     "info": "this machine, the kernel that it runs and why, a model's parameters",
@@ -37,6 +40,7 @@ def main(words: list[str] | None = None) -> int:
     if words is None:
         disable_malloc_trimming()
         words = sys.argv[1:]
+    open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be text
     compilation.watch = watch_compilation
@@ -125,5 +129,5 @@ def print_help() -> None:
 def _fail(error: Exception, code: int, debug: bool, cause: BaseException | None = None) -> int:
     if debug:
         raise cause or error
-    print(f"quatsphere: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    print_stderr(f"quatsphere: error: {' '.join(str(error).split())}")
     return code

@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_origin
@@ -31,6 +30,7 @@ from quatsphere.config.resolve import (
     unknown_setting,
 )
 from quatsphere.errors import ConfigError, did_you_mean
+from quatsphere.storage.run_folder import print_note as note
 from quatsphere.storage.safe_yaml import read_yaml
 
 WIDEST = 100
@@ -53,11 +53,6 @@ QUATSPHERE_TRAIN__EPOCHS=2 in the environment means --train.epochs 2.
 Model fields shown are those of '{model}'; add --model.name {others}
 to see another's.
 """
-
-
-def note(message: str) -> None:
-    """Print a line on stderr that is not an error."""
-    print(f"quatsphere: note: {message}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,9 +125,16 @@ def checkpoint_name(word: str) -> str:
     return word
 
 
-def add_run(parser: argparse.ArgumentParser, name: str = "run", text: str = "folder of a run") -> None:
-    """Add the run folder and the checkpoint to load."""
+def add_run(
+    parser: argparse.ArgumentParser, name: str = "run", text: str = "folder of a run, model folder or name of a model"
+) -> None:
+    """Add the model to load and its checkpoint."""
     parser.add_argument(name, metavar=name.upper(), help=text)
+    add_checkpoint(parser)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add `--checkpoint`."""
     parser.add_argument(
         "--checkpoint", type=checkpoint_name, metavar="best|last|STEP", default="best", help="checkpoint to load [best]"
     )
@@ -146,6 +148,20 @@ def add_data_root(parser: argparse.ArgumentParser, text: str = "the data, if not
 def add_json(parser: argparse.ArgumentParser, text: str = "print everything as JSON") -> None:
     """Add `--json`."""
     parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_open(parser: argparse.ArgumentParser) -> None:
+    """Add `--open`."""
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def open_page(page: Path | str) -> None:
+    """Open a page in the user's browser; without one, print a note with its address."""
+    import webbrowser
+
+    address = Path(page).absolute().as_uri()
+    if not webbrowser.open(address):
+        note(f"no browser found; open {address} in one")
 
 
 class SettingsHelp(argparse.RawDescriptionHelpFormatter):

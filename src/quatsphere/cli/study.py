@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from quatsphere.cli.parser import Parser, add_data_root, add_json, at_least
-from quatsphere.errors import CheckpointError, ConfigError, QuatsphereError
+from quatsphere.errors import CheckpointError, ConfigError, StudyError
 
 _EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
@@ -83,7 +83,7 @@ def run(words: list[str]) -> int:
 
     _add_results(add("claims", show_claims, "print a verdict for every claim of the paper"))
 
-    page = add("document", write_document, "write docs/results.md from a results folder")
+    page = add("document", write_document, "write the results page of a results folder")
     page.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
     page.add_argument("-o", "--output", required=True, metavar="FILE", help="the Markdown file to write")
 
@@ -188,7 +188,7 @@ def train_plan(options: argparse.Namespace) -> int:
     print(f"{summary.finished} cells finished now, {summary.skipped} before, {len(summary.failed)} failed")
     if summary.failed:
         first, reason = next(iter(summary.failed.items()))
-        raise QuatsphereError(f"{len(summary.failed)} cells failed, first {first} ({reason}); run again to retry")
+        raise StudyError(f"{len(summary.failed)} cells failed, first {first} ({reason}); run again to retry")
     return 0
 
 
@@ -285,15 +285,21 @@ def show_claims(options: argparse.Namespace) -> int:
 
 
 def write_document(options: argparse.Namespace) -> int:
-    """Write the results page and the table of all cells that it links to."""
+    """Write the results page, its figure and the table of all cells that it links to."""
+    from quatsphere.report.study_figures import write_length_figure
     from quatsphere.storage.atomic import write_text
     from quatsphere.study.document import BY_SEED, document, seeds_csv
+    from quatsphere.study.length_document import FIGURE, has_lengths, length_document
     from quatsphere.study.results import Results
 
-    results = Results(options.results)
+    results, page = Results(options.results), Path(options.output)
     results.require()
+    by_length = has_lengths(results.finished())
+    text = (length_document if by_length else document)(results, page)
+    if by_length:
+        write_length_figure(results.finished(), page.parent / FIGURE)
     write_text(results.path / BY_SEED, seeds_csv(results))
-    write_text(Path(options.output), document(results, Path(options.output)))
+    write_text(page, text)
     print(options.output)
     return 0
 
@@ -313,7 +319,7 @@ def verify_cell(options: argparse.Namespace) -> int:
         found = retrain(results, options.cell, run_dir, options.data_root, LiveReporter())
     print(json.dumps(found) if options.json else describe_comparison(found))
     if not found["verified"]:
-        raise QuatsphereError(f"cell {options.cell} was not reproduced; see the lines above")
+        raise StudyError(f"cell {options.cell} was not reproduced; see the lines above")
     return 0
 
 

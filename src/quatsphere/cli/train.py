@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,16 @@ def run(words: list[str]) -> int:
         print(json.dumps(result))
     elif result:
         print(f"test accuracy {result['test_accuracy']:.4f} (val {result['val_accuracy']:.4f}, {args.run_dir})")
+        print_next_commands(args.run_dir, has_shells=args.config.model.name in ("qsv", "attention"))
     return 0
+
+
+def print_next_commands(run_dir: str, has_shells: bool) -> None:
+    """Print the commands that show and use a finished run."""
+    run = shlex.quote(run_dir)
+    views = [f"quatsphere view {run} --open"] if has_shells else []
+    commands = [f"quatsphere report {run} --open", *views, f"quatsphere predict {run} IMAGE"]
+    print("\n".join(("next:", *(f"  {command}" for command in commands))))
 
 
 def resumed_settings(args: argparse.Namespace) -> Layer | None:

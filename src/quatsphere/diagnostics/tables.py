@@ -14,7 +14,11 @@ Diagnosis = dict[str, Any]
 
 
 class PaperValues(dict[str, str]):
-    """Values of the paper; an empty string where it reports none."""
+    """Values of the paper, in a column that is left out where the data are not the paper's."""
+
+    def cells(self, *texts: str) -> tuple[str, ...]:
+        """Return cells of the column, or nothing if there is no column."""
+        return texts if self else ()
 
     def __missing__(self, key: str) -> str:
         return ""
@@ -88,17 +92,21 @@ def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
 def _accuracy(found: Diagnosis) -> Table:
     """Accuracy on unaugmented training images and on held-out images; easiest and hardest classes."""
     section, paper = found["accuracy"], PaperValues(found["paper"])
-    table = _table("accuracy", "images", "accuracy", "number", "paper")
+    table = _table("accuracy", "images", "accuracy", "number", *paper.cells("paper"))
     held = section["held_out"]
     train = section["train"]
-    table.add_row("training, clean", f"{train['accuracy']:.4f}", f"{train['images']:,}", paper["accuracy.train"])
-    table.add_row(section["split"], f"{held['accuracy']:.4f}", f"{held['images']:,}", paper["accuracy.held_out"])
-    table.add_row("generalisation gap", f"{section['gap']:+.4f}", "", paper["accuracy.gap"])
+    rows = (
+        ("training, clean", f"{train['accuracy']:.4f}", f"{train['images']:,}", "accuracy.train"),
+        (section["split"], f"{held['accuracy']:.4f}", f"{held['images']:,}", "accuracy.held_out"),
+        ("generalisation gap", f"{section['gap']:+.4f}", "", "accuracy.gap"),
+    )
+    for *cells, key in rows:
+        table.add_row(*cells, *paper.cells(paper[key]))
     ranked = sorted(((a, name) for name, a in held["per_class"].items() if a is not None), reverse=True)
     for title, few in (("easiest", ranked[:3]), ("hardest", ranked[-3:])):
         listed = ", ".join(f"{escape(name)} {a:.2f}" for a, name in few)
         reported = [part for part in paper["accuracy.per_class"].split("; ") if title in part]
-        table.add_row(f"{title}: {listed}", "", "", "".join(reported))
+        table.add_row(f"{title}: {listed}", "", "", *paper.cells("".join(reported)))
     return table
 
 
@@ -178,7 +186,8 @@ def _rows(title: str, columns: Sequence[tuple[str, Callable[[int], str]]], shell
 def _over_training(found: Diagnosis) -> Table:
     """First, last, smallest and largest value of the logged measures, mean over steps or shells."""
     training, paper = found["training"], PaperValues(found["paper"])
-    table = _table("over training", "mean over steps or shells", "first", "last", "min", "max", "paper")
+    columns = ("first", "last", "min", "max", *paper.cells("paper"))
+    table = _table("over training", "mean over steps or shells", *columns)
     for title, name, reported in (
         ("entropy / log k", "routing_entropy", paper["routing.entropy"]),
         ("peak x k", "routing_peak", paper["routing.peak"]),
@@ -188,9 +197,8 @@ def _over_training(found: Diagnosis) -> Table:
     ):
         means = [sum(row) / len(row) for row in training[name] if row]
         if means:
-            table.add_row(
-                title, *(format_number(value) for value in (means[0], means[-1], min(means), max(means))), reported
-            )
+            values = (means[0], means[-1], min(means), max(means))
+            table.add_row(title, *(format_number(value) for value in values), *paper.cells(reported))
     return table
 
 
@@ -243,7 +251,8 @@ def remark_lines(found: Diagnosis) -> list[str]:
     lines = []
     if has_section(found, "graphs"):
         least = min(min(row.values()) for row in found["graphs"]["agreement"])
-        lines.append(f"Euclidean, geodesic and cosine neighbours are the same for {least:.2%} of targets (paper: all)")
+        beside = " (paper: all)" if found["paper"] else ""
+        lines.append(f"Euclidean, geodesic and cosine neighbours are the same for {least:.2%} of targets{beside}")
     if has_section(found, "holonomy"):
         holonomy = found["holonomy"]
         lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from quatsphere.config import TrainConfig
 from quatsphere.errors import CheckpointError, ResourceError
 from quatsphere.geometry.quaternion import normalize
 from quatsphere.nn.layout import Shell
+from quatsphere.storage.atomic import is_disk_full
 from quatsphere.storage.checkpoint import Checkpoint, prune, save_checkpoint
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.distributed import Team
@@ -31,6 +33,10 @@ PREVIOUS_FIELD = "previous_field"
 """Prefix in a checkpoint of the field at the end of the last epoch, which the smoothness loss compares with."""
 RETRY_SECONDS = 30.0
 """Pause between attempts to save on a full disk."""
+UNRELIABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""Errors of disks and networks that may go away."""
+UNRELIABLE_ATTEMPTS = 3
+"""Attempts to save after such an error."""
 
 
 @dataclass
@@ -150,14 +156,21 @@ class CheckpointSaver:
         return late or (every is not None and step % every == 0)
 
     def save(self, snapshot: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write a checkpoint and delete old ones; on a full disk retry until there is space or a signal comes."""
+        """Write a checkpoint and delete old ones; on a full disk retry until there is space or a signal comes.
+
+        An unreliable disk is retried a few times. All other errors, such as missing permissions, end the run.
+        """
         folder = self.context.run.checkpoints
+        attempts = 0
         while self.context.team.is_rank_zero:
             try:
                 save_checkpoint(folder, snapshot(), best=best)
                 prune(folder, self.config.keep_checkpoints)
                 break
             except ResourceError as error:
+                attempts += 1
+                if not _may_heal(error, attempts):
+                    raise
                 self.context.reporter.note(
                     f"{error}; training paused, retrying every {RETRY_SECONDS:g} s (Ctrl-C to stop)"
                 )
@@ -173,3 +186,11 @@ class CheckpointSaver:
                     self.context.stop.signal_number,
                 )
             time.sleep(min(0.2, RETRY_SECONDS))
+
+
+def _may_heal(error: ResourceError, attempts: int) -> bool:
+    """True if a later attempt to write may succeed: there may be space again, or a network disk may be back."""
+    cause = error.__cause__
+    if not isinstance(cause, OSError):
+        return False
+    return is_disk_full(cause) or (cause.errno in UNRELIABLE and attempts <= UNRELIABLE_ATTEMPTS)
