@@ -63,7 +63,7 @@ def sample_tensors() -> bytes:
 
 
 def sample_seal() -> bytes:
-    from quatsphere.storage.step_folder import seal
+    from quatsphere.storage.sealed_json import seal
 
     return seal({"format": 1, "step": 3})
 
@@ -122,7 +122,7 @@ def read_tensors(data: bytes, path: Path) -> None:
 
 
 def read_manifest(data: bytes, path: Path) -> None:
-    from quatsphere.storage.step_folder import unseal
+    from quatsphere.storage.sealed_json import unseal
 
     unseal(data)
 

@@ -27,7 +27,7 @@ from quatsphere.storage.checkpoint import (
     save_checkpoint,
 )
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.storage.step_folder import seal, unseal
+from quatsphere.storage.sealed_json import seal, unseal
 
 FIXTURES = Path(__file__).parent / "fixtures"
 POINTS = [name for name in atomic.FAILPOINTS if name != "before_metrics"]
@@ -258,7 +258,8 @@ def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
         damage(tmp_path, step, "manifest.json")
     notes: list[str] = []
     with pytest.raises(
-        CheckpointError, match=r"^no good checkpoint left \(.*: 2 damaged\); start again under another name$"
+        CheckpointError,
+        match=r"^no good checkpoint left \(.*: 2 damaged, step 10: hash\); start again under another name$",
     ):
         load_last_good(tmp_path, notes.append)
     assert len(notes) == 1
