@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.disks import Filler, mounted_tmpfs
+from helpers.failpoints import enable_failpoints
 from helpers.teams import children_of, codes, newest_step, run_team, texts, torchrun
 from helpers.tiny_runs import Copies, Process, as_words, command, run_with_kills, tiny_config, trace_of
 from soak.promises import Trials, patience, promise, within
@@ -31,7 +32,7 @@ from quatsphere.train import Progress, Reporter, ResumeOptions, checkpointing, t
 RESUME = ResumeOptions(resume=True)
 MODERATE = 15
 """Epochs of a run of 60 steps."""
-TESTING = {"QUATSPHERE_TESTING": "1"}
+enable_failpoints()
 
 
 def short(**more: Any) -> RunConfig:
@@ -79,7 +80,7 @@ def kills_inside_a_save(trials: Trials) -> None:
         where = f"{point}:{1 + number // len(atomic.FAILPOINTS) % passes}"
         run = trials.folder / f"run-{number}"
         with trials.one(where):
-            assert command(short(), run, QUATSPHERE_FAILPOINT=where, **TESTING).wait() == 137
+            assert command(short(), run, QUATSPHERE_FAILPOINT=where).wait() == 137
             train(short(), run, RESUME)
             assert trace_of(run) == whole
             assert not list(run.rglob("*.tmp.*"))
