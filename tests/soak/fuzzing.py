@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60
-LIMITS = ("-timeout=5", "-rss_limit_mb=3000", "-max_len=20000", "-print_final_stats=1")
+UNIT_SECONDS = 5
+"""Limit of one execution, times the load per core."""
+LIMITS = ("-rss_limit_mb=3000", "-max_len=20000", "-print_final_stats=1")
 
 
 def sample_pickle() -> bytes:
@@ -247,7 +249,8 @@ def fuzzed(name: str) -> Callable[[Any], None]:
         pytest.importorskip("atheris", reason="atheris is not installed (extra 'soak')")
         seconds = SECONDS if trials.full else 3
         with tempfile.TemporaryDirectory(dir=trials.folder) as folder:
-            command = [sys.executable, __file__, name, folder, f"-max_total_time={seconds}", *LIMITS]
+            limits = (f"-max_total_time={seconds}", f"-timeout={round(UNIT_SECONDS * patience())}", *LIMITS)
+            command = [sys.executable, __file__, name, folder, *limits]
             ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
         runs = re.findall(r"stat::number_of_executed_units:\s*(\d+)|Done (\d+) runs", ended.stderr)
         tried = max((int(number) for pair in runs for number in pair if number), default=1)
@@ -261,7 +264,7 @@ def fuzzed(name: str) -> Callable[[Any], None]:
 if __name__ == "__main__":
     fuzz(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
 else:
-    from soak.promises import promise
+    from soak.promises import patience, promise
 
     for _name in READERS:
         promise(f"The reader of {_name} files, fuzzed for a minute, returns or raises one line", 1000, 3)(fuzzed(_name))
