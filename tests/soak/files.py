@@ -104,7 +104,9 @@ def released_formats(trials: Trials) -> None:
 def missing_data(trials: Trials) -> None:
     from quatsphere.cli import main
 
-    main(["data", "verify", "cifar10", "--data.root", str(trials.folder / "warm")])
+    main(
+        ["train", "--data.name", "cifar10", "--data.root", str(trials.folder), "--run-dir", str(trials.folder / "run")]
+    )
     for number in range(trials.count):
         where = ["--data.root", str(trials.folder / str(number)), "--run-dir", str(trials.folder / "run")]
         words = ["train", "--data.name", "cifar10", *where]

@@ -25,7 +25,7 @@ from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of
 from quatsphere.train.checkpointing import meta_misfit, restore_weights
 from quatsphere.train.evaluation import SplitName, evaluate
 from quatsphere.train.predict import ImageLike, Predictions, image_pixels, normalize_levels, split_images
-from quatsphere.train.pretrained import pack, unpack
+from quatsphere.train.pretrained import pack, sizes_misfit, unpack
 from quatsphere.train.run import load_data
 
 PREDICTION_BATCH = 64
@@ -164,6 +164,7 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
     config = stored_config(run.config)
     found = _find_checkpoint(run, str(checkpoint))
     wrong = meta_misfit(found, config.model.num_classes, config.model.in_channels)
+    wrong = sizes_misfit(config, found.weights) if wrong is None else wrong
     if wrong is not None:
         raise CheckpointError(f"checkpoint step {found.step} is damaged ({wrong}: {run.checkpoints}); load another one")
     model = build_model(config.model, seed=config.train.seed)
