@@ -12,10 +12,11 @@ import pytest
 import torch
 from helpers.tiny_runs import tiny_config, trace_of
 
+from quatsphere import load
 from quatsphere.cli import main
 from quatsphere.errors import CheckpointError
 from quatsphere.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from quatsphere.train import Reporter, ResumeOptions, load, train
+from quatsphere.train import Reporter, ResumeOptions, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CONFIG = tiny_config(epochs=2, checkpoint_steps=1, keep_checkpoints=3)
