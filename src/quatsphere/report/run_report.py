@@ -26,7 +26,7 @@ from quatsphere.report.figure_data import run_figures
 from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
 from quatsphere.report.image_samples import first_shell_samples, patch_sheet, png_uri, rgb_pixels, shell_positions
 from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
-from quatsphere.report.run_files import RunFiles, read_json_object, read_run_files
+from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
