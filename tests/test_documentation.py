@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -93,3 +94,16 @@ def test_the_oldest_promised_torch_is_the_pinned_one() -> None:
 def test_pre_commit_uses_pinned_tools() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert all(hook["entry"].startswith(".venv/bin/") for hook in hooks)
+
+
+def test_the_list_of_errors_is_generated() -> None:
+    """`python docs/errors.py` writes the page again."""
+    spec = importlib.util.spec_from_file_location("docs_errors", DOCS / "errors.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    assert text == module.page()
+    for code in (*range(9), 130, 141, 143):
+        assert f"| {code} | " in text

@@ -29,7 +29,7 @@ def test_results_are_printed_saved_and_compared(command: Command) -> None:
     assert first.code == 0, first.err
     record = json.loads(Path("before.json").read_text())
     assert record["format"] == measure.BENCH_FORMAT
-    assert set(record) == {"format", "machine", "settings", "kernel"}
+    assert set(record) == {"sha256", "format", "machine", "settings", "kernel"}
     assert {"processor", "threads", "versions", "backend", "backend_reason"} <= set(record["machine"])
     for row in record["kernel"]:
         assert row["variant"] in first.out
@@ -38,6 +38,10 @@ def test_results_are_printed_saved_and_compared(command: Command) -> None:
     assert second.code == 0, second.err
     assert "before and after" in second.out
     assert second.out.count("kernel Hamilton: ") == len(record["kernel"])
+    Path("before.json").write_text(Path("before.json").read_text().replace('"batch": 1', '"batch": 3', 1))
+    third = command(*words, "--compare", "before.json")
+    assert third.code == 4
+    assert "cannot read before.json (sha256 differs)" in third.err
 
 
 @pytest.mark.slow

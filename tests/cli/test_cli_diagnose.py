@@ -14,6 +14,7 @@ from rich.console import Console
 from quatsphere.diagnostics import PAPER_VALUES
 from quatsphere.diagnostics.sections import SECTIONS
 from quatsphere.diagnostics.tables import print_diagnosis
+from quatsphere.storage.sealed_json import unseal
 
 Command = Callable[..., Any]
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"
@@ -25,7 +26,7 @@ def run(tiny_run: Path, command: Command, tmp_path_factory: pytest.TempPathFacto
     folder = shutil.copytree(tiny_run, tmp_path_factory.mktemp("diagnosed") / "run <b>")
     outcome = command("diagnose", str(folder), "--images", "8", "--accuracy-images", "40", "--json")
     assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out) == json.loads((folder / "diagnostics.json").read_text())
+    assert json.loads(outcome.out) == unseal((folder / "diagnostics.json").read_bytes())
     return folder
 
 

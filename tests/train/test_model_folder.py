@@ -21,6 +21,7 @@ from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError, ConfigError, DataError
 from quatsphere.storage.atomic import sha256_file
 from quatsphere.storage.model_folder import MODEL_FILES, SHIPPED, read_model_config, seal_config, shipped_models
+from quatsphere.storage.safe_yaml import read_yaml, write_yaml
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -124,6 +125,28 @@ def test_wrong_sizes_are_refused_before_memory_is_allocated(
     reseal(copy, lambda config: config["settings"][group].update({field: value}))
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load(copy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step", "many"), ("fingerprint", 7), ("test", []), ("parameters", None), ("versions", {"a": 1})],
+)
+def test_a_recorded_result_of_other_types_is_refused(copy: Path, field: str, value: Any) -> None:
+    reseal(copy, lambda config: config["result"].update({field: value}))
+    with pytest.raises(CheckpointError, match=rf"model is damaged .*config\.json: field result\.{field}"):
+        load(copy)
+
+
+@pytest.mark.parametrize(("field", "value"), [("dim", 1 << 40), ("base_vertices", 1 << 40), ("shells", 1 << 40)])
+def test_settings_of_a_run_cannot_ask_for_more_than_its_weights(
+    run: Path, tmp_path: Path, field: str, value: int
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    settings = read_yaml(run / "config.yaml")
+    settings["model"][field] = value
+    write_yaml(tmp_path / "run" / "config.yaml", settings)
+    with pytest.raises(CheckpointError, match=r"is damaged \((.* does not have the size|.* shells, the limit is 64)"):
+        load(tmp_path / "run")
 
 
 def test_files_larger_than_stated_are_not_read(copy: Path) -> None:

@@ -25,6 +25,12 @@ BENCH_FORMAT = 1
 """Version of the schema in docs/performance.md."""
 TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
 """subject -> key of its time."""
+_MEASURED = {"variant": str, "batch": int, "best_ms": float, "peak_mb?": (float, None)}
+RECORD_SHAPE = {
+    **{key: [_MEASURED] for key in ("kernel?", "step?", "inference?")},
+    "scaling?": [{"vertices": int, "seconds": float, "peak_mb?": (float, None)}],
+}
+"""Fields of a record that a comparison reads, as `storage.sealed_json.misfit` checks them."""
 GEMM = "sgemm"
 
 Row = dict[str, Any]

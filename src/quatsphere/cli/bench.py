@@ -47,9 +47,10 @@ def run(words: list[str]) -> int:
 
 def _read(path: str) -> dict[str, Any]:
     """Read a saved record."""
+    from quatsphere.bench.measure import RECORD_SHAPE
     from quatsphere.report.run_files import read_json_object
 
-    content = read_json_object(Path(path))
+    content = read_json_object(Path(path), RECORD_SHAPE)
     if content is None:
         raise ConfigError(f"no saved figures in {path}; make them with 'quatsphere bench --json FILE'")
     return content
@@ -79,9 +80,9 @@ def _measure(args: Any) -> dict[str, Any]:
 def _save(record: dict[str, Any], args: Any) -> None:
     """Write the JSON file and the picture."""
     if args.json:
-        from quatsphere.storage.atomic import write_json
+        from quatsphere.storage.sealed_json import write_sealed
 
-        write_json(Path(args.json), record)
+        write_sealed(Path(args.json), record)
         print(f"figures: {args.json}")
     if args.picture and record.get("scaling"):
         try:

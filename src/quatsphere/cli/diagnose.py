@@ -102,8 +102,8 @@ def diagnose_split(
 
 def save_diagnosis(trained: Any, found: dict[str, Any]) -> Path:
     """Write a diagnosis into the folder of its run, or the current one for a model folder, and return its path."""
-    from quatsphere.storage.atomic import write_json
+    from quatsphere.storage.sealed_json import write_sealed
 
     path: Path = trained.output_folder / FILE
-    write_json(path, found)
+    write_sealed(path, found)
     return path

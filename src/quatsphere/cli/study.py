@@ -46,6 +46,11 @@ def run(words: list[str]) -> int:
     check.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
     _add_data_root(check)
 
+    seals = add(
+        "seal", seal_cells, "add checksums to cells that an older version wrote; their numbers stay as they are"
+    )
+    seals.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+
     start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
     start.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
     start.add_argument("--results", required=True, metavar="DIR", help="folder for the results")
@@ -142,19 +147,69 @@ def _check_plan(name: str, data_root: str | None) -> int:
 
 
 def _check_results(folder: str) -> int:
-    """Compare the settings of every cell with their hash and its predictions with its accuracies."""
-    from quatsphere.study.results import read_records
+    """Verify the seals, settings and fields of every cell, and compare its predictions with its accuracies."""
+    from quatsphere.study.results import Results
     from quatsphere.study.verify import inconsistencies
 
-    records = read_records(folder)
-    found = inconsistencies(records)
+    results = Results(folder)
+    results.require()
+    records, damaged, unsealed = results.check()
+    found = {**damaged, **inconsistencies(records.values())}
     for cell, fault in found.items():
         print(f"{cell}: {fault}")
-    with_predictions = sum("predictions" in record for record in records)
-    print(f"{len(records)} cells, {with_predictions} with predictions, {len(found)} inconsistent")
+    for cell in unsealed:
+        print(f"{cell}: not sealed")
+    with_predictions = sum("predictions" in record for record in records.values())
+    print(
+        f"{len(records) + len(damaged)} cells, {with_predictions} with predictions, {len(unsealed)} not sealed, "
+        f"{len(found)} damaged"
+    )
+    _note_unsealed(folder, unsealed)
     if found:
         first, fault = next(iter(found.items()))
         raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+    return 0
+
+
+def _note_unsealed(folder: str, cells: list[str]) -> None:
+    from quatsphere.storage.run_folder import print_note
+
+    if cells:
+        print_note(
+            f"{len(cells)} cells have no checksum, an older version wrote them; "
+            f"'quatsphere study seal --results {folder}' adds it"
+        )
+
+
+def _read_cells(folder: str) -> list[dict[str, Any]]:
+    """Records of all cells, with a note if some are not sealed."""
+    from quatsphere.study.results import Results
+
+    results = Results(folder)
+    results.require()
+    records, damaged, unsealed = results.check()
+    if damaged:
+        raise CheckpointError(next(iter(damaged.values())))
+    _note_unsealed(folder, unsealed)
+    return list(records.values())
+
+
+def seal_cells(options: argparse.Namespace) -> int:
+    """Write the cells that have no seal again, with one; refuse if a cell is damaged."""
+    from quatsphere.study.results import Results
+    from quatsphere.study.verify import inconsistencies
+
+    results = Results(options.results)
+    results.require()
+    with results.open():
+        records, damaged, unsealed = results.check()
+        found = {**damaged, **inconsistencies(records.values())}
+        if found:
+            first, fault = next(iter(found.items()))
+            raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+        for cell in unsealed:
+            results.seal(cell)
+    print(f"{len(unsealed)} cells sealed now, {len(records) - len(unsealed)} before")
     return 0
 
 
@@ -253,10 +308,10 @@ def show_tables(options: argparse.Namespace) -> int:
     """Print all tables or one."""
     from quatsphere.study.curve import length_tables
     from quatsphere.study.paper_tables import PaperTables
-    from quatsphere.study.results import at_one_length, read_records
+    from quatsphere.study.results import at_one_length
     from quatsphere.study.tables import TABLE_FORMATS
 
-    records = read_records(options.results)
+    records = _read_cells(options.results)
     tables = length_tables(records) if options.by == "length" else PaperTables(at_one_length(records)).all()
     found = {table.name: table for table in tables}
     if options.table is not None and options.table not in found:
@@ -273,10 +328,10 @@ def show_claims(options: argparse.Namespace) -> int:
     """Print every claim with its verdict."""
     from quatsphere.storage.atomic import finite
     from quatsphere.study.claims import CLAIMS, decide
-    from quatsphere.study.results import at_one_length, read_records
+    from quatsphere.study.results import at_one_length
     from quatsphere.study.tables import claims_table
 
-    claims = decide(CLAIMS, at_one_length(read_records(options.results)))
+    claims = decide(CLAIMS, at_one_length(_read_cells(options.results)))
     if options.json:
         print(json.dumps(finite(claims)))
     else:
@@ -293,8 +348,7 @@ def write_document(options: argparse.Namespace) -> int:
     from quatsphere.study.results import Results
 
     results, page = Results(options.results), Path(options.output)
-    results.require()
-    by_length = has_lengths(results.finished())
+    by_length = has_lengths(_read_cells(options.results))
     text = (length_document if by_length else document)(results, page)
     if by_length:
         write_length_figure(results.finished(), page.parent / FIGURE)

@@ -13,7 +13,7 @@ import numpy as np
 from quatsphere.errors import DataError, ResourceError, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
-from quatsphere.storage.step_folder import seal, unseal
+from quatsphere.storage.sealed_json import seal, unseal
 
 CACHE_FORMAT = 3
 """Increased when the decoding rule or the layout of a cache file changes."""

@@ -206,7 +206,10 @@ def _training(traced: TracedModel) -> SectionValues:
     for name in LOGGED:
         out[name] = [record.get(name) for record in records]
     for name, pick in {"beta_min": min, "beta_max": max}.items():
-        out[name] = [[pick(heads) for heads in record.get("beta_heads", [])] for record in records]
+        by_step = (
+            [[b for b in heads if b is not None] for heads in record.get("beta_heads", [])] for record in records
+        )
+        out[name] = [[pick(heads, default=None) for heads in steps] for steps in by_step]
     for name in ("loss", "accuracy"):
         out[f"train_{name}"] = [record.get("train", {}).get(name) for record in records]
     return out

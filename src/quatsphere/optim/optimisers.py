@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,16 +85,51 @@ class Optimisers:
         }
 
     def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_tensors`; a moment of another shape raises CheckpointError."""
+        """Inverse of `state_tensors`; CheckpointError if a tensor is missing or of another shape or type."""
+        wrong = self.state_misfit(state)
+        if wrong is not None:
+            raise CheckpointError(f"{wrong}; use an older checkpoint")
+        for optimiser, name, parameter in self._parameters():
+            for key in _moments(optimiser, parameter):
+                if f"{name}/{key}" in state:
+                    place = "cpu" if key == "step" else parameter.device
+                    optimiser.state[parameter][key] = state[f"{name}/{key}"].to(place).clone()
+
+    def state_misfit(self, state: Mapping[str, Tensor]) -> str | None:
+        """Describe the first tensor that is missing, unknown or of another shape or type; None if there is none.
+
+        Parameters that never had a gradient have no state.
+        """
+        known: set[str] = set()
+        for optimiser, name, parameter in self._parameters():
+            moments = _moments(optimiser, parameter)
+            names = {f"{name}/{key}" for key in moments}
+            known |= names
+            if not names.isdisjoint(state) and not names <= state.keys():
+                return f"optimiser state {min(names - state.keys())} is missing"
+            for key, (shape, dtype) in moments.items():
+                value = state.get(f"{name}/{key}")
+                if value is None:
+                    continue
+                typed = value.dtype == dtype or (key == "step" and value.is_floating_point())
+                if tuple(value.shape) != shape or not typed:
+                    return f"optimiser state {name}/{key} has shape {tuple(value.shape)} and type {value.dtype}"
+        unknown = sorted(state.keys() - known)
+        return f"optimiser state {unknown[0]} is unknown" if unknown else None
+
+    def _parameters(self) -> Iterator[tuple[torch.optim.Optimizer, str, Tensor]]:
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 for name, parameter in zip(group["names"], group["params"], strict=True):
-                    own = {k.rsplit("/", 1)[1]: v for k, v in state.items() if k.rsplit("/", 1)[0] == name}
-                    for key, value in own.items():
-                        if value.ndim and value.shape[:-1] != parameter.shape[:-1]:
-                            raise CheckpointError(f"optimiser state {name}/{key} has shape {tuple(value.shape)}")
-                        place = "cpu" if key == "step" else parameter.device
-                        optimiser.state[parameter][key] = value.to(place).clone()
+                    yield optimiser, name, parameter
+
+
+def _moments(optimiser: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Name -> (shape, type) of the tensors that an optimiser keeps for a parameter."""
+    tangent = isinstance(optimiser, RiemannianAdam)
+    shape = (*parameter.shape[:-1], 3) if tangent else tuple(parameter.shape)
+    names = ("mean", "square") if tangent else ("exp_avg", "exp_avg_sq")
+    return {"step": ((), torch.float32), **dict.fromkeys(names, (shape, parameter.dtype))}
 
 
 def _adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.AdamW:

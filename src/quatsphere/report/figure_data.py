@@ -17,6 +17,9 @@ from quatsphere.study.scales import dataset_title
 
 Drawing = tuple[str, Any]
 """Name of the file without its suffix, and the figure."""
+_SIZES = {"vertices": int, "seconds?": (float, None), "peak_mb?": (float, None)}
+BENCH_SHAPE = {"throughput?": [{"title": str, "images_per_second": float}], "scaling?": [_SIZES]}
+"""Fields of a file of `quatsphere bench --json` that are drawn."""
 EDGE_LONGITUDES = (2.6, 0.3, -0.9, 2.2, -2.3)
 """Longitudes near which the figure draws the edges of one vertex."""
 
@@ -67,8 +70,8 @@ def run_figures(runs: Sequence[RunFiles], note: Callable[[str], None]) -> Iterat
     if classes:
         yield "classes", draw.per_class_bars(classes)
     if len(trained) > 1:
-        speeds = [(run.name, [record["images_per_second"] for record in run.metrics]) for run in runs if run.metrics]
-        rows = [draw.Throughput(name, statistics.median(values)) for name, values in speeds]
+        speeds = {run.name: [s for line in run.metrics if (s := line["images_per_second"]) is not None] for run in runs}
+        rows = [draw.Throughput(name, statistics.median(values)) for name, values in speeds.items() if values]
         yield "throughput", draw.throughput_bars(rows, "as logged while training; comparable on an idle machine only")
     curves = [curve for run in runs if (curve := run_beta_curve(run)) is not None]
     if curves:
@@ -100,15 +103,26 @@ def _single_run_figures(run: RunFiles, note: Callable[[str], None]) -> Iterator[
 
 def run_beta_curve(run: RunFiles) -> draw.BetaCurve | None:
     """Return β over training, or None if it was not logged or there is no cross-shell step."""
-    means = [record["beta"] for record in run.metrics if record.get("beta")]
     model = run.config["model"]
-    if not means or model.get("shells", 0) < 2:
+    shells = model.get("shells", 0)
+    logged = [
+        record for record in run.metrics if len(record.get("beta") or ()) >= shells and None not in record["beta"]
+    ]
+    means = [record["beta"] for record in logged]
+    if not means or shells < 2:
         return None
-    heads = [record["beta_heads"] for record in run.metrics if record.get("beta_heads")]
+    heads = [
+        steps for record in logged if (steps := record.get("beta_heads")) and _all_numbers(steps, len(record["beta"]))
+    ]
     low, high = ([[pick(step) for step in epoch] for epoch in heads] for pick in (min, max))
     start = model.get("beta_start")
     label = f"{run.name}: {beta_label(start, model.get('beta_frozen', False))}"
     return draw.beta_curve(label, means, (low, high) if len(heads) == len(means) else None, model["shells"], start)
+
+
+def _all_numbers(rows: Sequence[Sequence[float | None]], count: int) -> bool:
+    """True for `count` rows of numbers, none of them empty."""
+    return len(rows) == count and all(row and None not in row for row in rows)
 
 
 def beta_label(start: float | None, frozen: bool) -> str:
@@ -120,7 +134,7 @@ def beta_label(start: float | None, frozen: bool) -> str:
 
 def bench_figures(path: str) -> Iterator[Drawing]:
     """Yield the figures of a file of `quatsphere bench --json FILE`: its lists `throughput` and `scaling`."""
-    content = read_json_object(Path(path)) or {}
+    content = read_json_object(Path(path), BENCH_SHAPE) or {}
     if not content.get("scaling") and not content.get("throughput"):
         raise ConfigError(
             f"no scaling and no throughput in {path}; make it with 'quatsphere bench scaling --json FILE'"

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models.steps import step_names
-from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import read_yaml
+from quatsphere.storage.sealed_json import misfit, read_sealed
 
 DIAGNOSTICS_FILE = "diagnostics.json"
 NEWEST_SCHEMA = 1
 """Latest version of diagnostics.json that can be read."""
 MAX_JSON_BYTES = 64 << 20
+SETTINGS_SHAPE = {
+    "model": {"name": str, "shells?": int, "rounds?": int, "beta_start?": (float, None), "beta_frozen?": bool},
+    "data": {"name": str},
+    "train": {"epochs": int, "seed?": int},
+}
+EPOCH_SHAPE = {
+    "epoch": int,
+    "train": {"loss": (float, None), "accuracy": (float, None)},
+    **dict.fromkeys(("val_accuracy", "images_per_second"), (float, None)),
+}
+"""Fields that a line of metrics needs to be drawn, beside the types that `RunFolder.read_metrics` checks."""
+ENVIRONMENT_SHAPE = {"versions?": {str: str}, "command?": list}
+DIAGNOSTICS_SHAPE = {
+    "schema": int,
+    "steps": [{"name": str}],
+    "images": int,
+    "split": str,
+    "step": int,
+    "layout?": object,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,24 +73,22 @@ def read_run_files(path: str | Path) -> RunFiles:
     if not run.config.is_file():
         raise ConfigError(f"no run in {Path(path)} (looked for config.yaml); name the folder of a run")
     config = read_yaml(run.config)
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise CheckpointError(f"not the settings of a run ({run.config}); restore the file")
-    metrics = [record for record in run.read_metrics() if "epoch" in record]
-    diagnostics = read_json_object(run.path / DIAGNOSTICS_FILE)
-    if diagnostics is not None and not diagnostics.get("schema", 0) <= NEWEST_SCHEMA:
+    wrong = misfit(config, SETTINGS_SHAPE)
+    if wrong is not None:
+        raise CheckpointError(f"not the settings of a run ({run.config}: {wrong}); restore the file")
+    metrics = [record for record in run.read_metrics() if misfit(record, EPOCH_SHAPE) is None]
+    diagnostics = read_json_object(run.path / DIAGNOSTICS_FILE, DIAGNOSTICS_SHAPE)
+    if diagnostics is not None and diagnostics["schema"] > NEWEST_SCHEMA:
         path = run.path / DIAGNOSTICS_FILE
         raise CheckpointError(f"{path} was written by a later quatsphere; run 'quatsphere diagnose' again")
-    return RunFiles(run.name, run.path, config, metrics, read_json_object(run.result), diagnostics)
+    return RunFiles(run.name, run.path, config, metrics, run.read_result(), diagnostics)
 
 
-def read_json_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file does not exist."""
+def read_json_object(path: Path, shape: Any = dict, sealed_since: int = 2) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file does not exist; its seal, if any, and shape are checked."""
     try:
-        content = json.loads(read_regular(path, MAX_JSON_BYTES))
+        return read_sealed(path, MAX_JSON_BYTES, sealed_since, shape)[0]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path} ({error}); make it again or delete it") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"cannot read {path} (no JSON object); make it again or delete it")
-    return content

@@ -26,7 +26,7 @@ from quatsphere.report.figure_data import run_figures
 from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
 from quatsphere.report.image_samples import first_shell_samples, patch_sheet, png_uri, rgb_pixels, shell_positions
 from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
-from quatsphere.report.run_files import RunFiles, read_json_object, read_run_files
+from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
@@ -123,17 +123,19 @@ def time_text(seconds: float) -> str:
 def _tiles(run: RunFiles) -> list[Tile]:
     result = run.result
     if result is None:
-        best = max((record["val_accuracy"] for record in run.metrics), default=None)
+        known = [record["val_accuracy"] for record in run.metrics if record["val_accuracy"] is not None]
+        best = max(known, default=None)
         shown = "-" if best is None else f"{best:.4f}"
         epochs = Tile("epochs", str(len(run.metrics)), f"of {run.config['train']['epochs']}")
         return [_explained(tile) for tile in (Tile("best validation accuracy", shown), epochs)]
     chance = 1 / max(1, len(result["test"]["per_class"]))
+    nll = "-" if result["test"]["nll"] is None else f"{result['test']['nll']:.3f}"
     tiles = [
         Tile("test accuracy", f"{result['test_accuracy']:.4f}", f"{result['test']['images']:,} images, one run"),
         Tile("validation accuracy", f"{result['val_accuracy']:.4f}", f"best, after epoch {result['best_epoch']}"),
         Tile("parameters", f"{result['parameters']:,}", result["model"]),
         Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {time_text(result['seconds'])}"),
-        Tile("calibration error", f"{result['test']['ece']:.3f}", f"expected; NLL {result['test']['nll']:.3f}"),
+        Tile("calibration error", f"{result['test']['ece']:.3f}", f"expected; NLL {nll}"),
     ]
     return [_explained(tile, chance) for tile in tiles]
 
@@ -145,9 +147,9 @@ def _explained(tile: Tile, chance: float = 0.0) -> Tile:
 def _facts(run: RunFiles, inputs: RunReportInputs) -> list[tuple[str, str]]:
     """Return everything that identifies the run."""
     result = run.result or {}
-    environment = read_json_object(run.path / "environment.json") or {}
+    environment = read_json_object(run.path / "environment.json", ENVIRONMENT_SHAPE) or {}
     versions = result.get("versions") or environment.get("versions") or {}
-    threads = f"{environment['threads']}, {environment['processes']}" if "threads" in environment else None
+    threads = f"{environment['threads']}, {environment.get('processes')}" if "threads" in environment else None
     found = {
         "run folder": run.name,
         "model": run.config["model"]["name"],

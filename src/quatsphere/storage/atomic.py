@@ -70,15 +70,20 @@ def failpoint(name: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of `path` atomically."""
-    temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
+    """Replace the content of `path` atomically; ResourceError, which names the file, if that fails."""
     with disk_errors(path.name, path.parent, len(data), "free some space"):
-        try:
-            write_durable(temporary, data)
-            rename_durably(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_bytes(path, data)
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Replace the content of `path` atomically; OSError if that fails, for parts of something larger."""
+    temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
+    try:
+        write_durable(temporary, data)
+        rename_durably(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.step_folder import (
+    MANIFEST,
     STATE,
     WEIGHTS,
     DamagedCheckpoint,
@@ -124,25 +125,34 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return _parse(path, read_step(path))
 
 
-def load_last_good(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def load_last_good(
+    folder: Path, warn: Callable[[str], None], check: Callable[[Checkpoint], str | None] = lambda checkpoint: None
+) -> Checkpoint | None:
     """Load the newest undamaged checkpoint, for a resume; None if there is no checkpoint at all.
 
-    The folders decide, not `last`, which is written after the rename of a new folder. Both pointers are then made to
-    agree with the loaded checkpoint, so the caller must be the run's only writer.
+    `check` returns what is wrong with the fields or tensors of a checkpoint, which then counts as damaged. The folders
+    decide, not `last`, which is written after the rename of a new folder. Both pointers are then made to agree with the
+    loaded checkpoint, so the caller must be the run's only writer.
     """
     paths = steps_in(folder)
     for path, *older in (paths[i : i + 2] for i in range(len(paths))):
         try:
             content = read_step(path)
+            checkpoint = _parse(path, content)
+            wrong = check(checkpoint)
+            if wrong is not None:
+                raise DamagedCheckpoint(path, wrong, MANIFEST)
         except DamagedCheckpoint as damage:
             if not older:
                 raise CheckpointError(
-                    f"no good checkpoint left ({folder}: {len(paths)} damaged); start again under another name"
+                    f"no good checkpoint left ({folder}: {len(paths)} damaged, {step_title(path)}: {damage.reason}); "
+                    "start again under another name"
                 ) from damage
             warn(f"checkpoint {step_title(path)} is damaged ({damage.reason}); falling back to {step_title(older[0])}")
         else:
-            checkpoint = _parse(path, content)
-            _point(folder, None if content.best is None else folder / content.best, path)
+            best = None if content.best is None else folder / content.best
+            with atomic.disk_errors("checkpoint", folder, 2 * len(path.name), "free some space"):
+                _point(folder, best, path)
             return checkpoint
     return None
 
@@ -202,4 +212,4 @@ def _point(folder: Path, best: Path | None, last: Path) -> None:
         if path is None:
             (folder / name).unlink(missing_ok=True)
         elif read_pointer(folder, name) != path:
-            atomic.write_text(folder / name, path.name + "\n")
+            atomic.replace_bytes(folder / name, f"{path.name}\n".encode())

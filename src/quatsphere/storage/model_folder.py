@@ -21,7 +21,7 @@ import quatsphere
 from quatsphere.errors import CheckpointError, ConfigError, did_you_mean, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
-from quatsphere.storage.step_folder import seal, unseal
+from quatsphere.storage.sealed_json import seal, unseal
 
 MODEL_FORMAT = 1
 """Increased when a file changes its meaning; newer formats are refused."""

@@ -11,18 +11,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quatsphere.errors import ConfigError, ResourceError
+from quatsphere.errors import CheckpointError, ConfigError, ResourceError
 from quatsphere.runtime import print_stderr
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.safe_yaml import read_yaml
+from quatsphere.storage.sealed_json import misfit, read_sealed, write_sealed
 from quatsphere.storage.step_folder import finish_replacements
 
 _LOCK = ".lock"
 _LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")
 _RESULT_LIMIT = 64 << 20
 _METRICS_LIMIT = 1 << 30
+RESULT_FORMAT = 2
+"""Format 1 had no seal, and no field `format`."""
+_MAYBE = (float, None)
+RESULT_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("test_accuracy", "val_accuracy", "seconds"), float),
+    **dict.fromkeys(("best_step", "best_epoch", "epochs", "steps", "seed", "parameters"), int),
+    **dict.fromkeys(("model", "data", "fingerprint", "predictions?"), str),
+    "commit?": (str, None),
+    "versions?": {str: str},
+    "threads?": int,
+    "images_seen?": int,
+    "deterministic?": bool,
+    "test": {
+        "images": int,
+        "accuracy": float,
+        "nll": _MAYBE,
+        "ece": float,
+        "per_class": {str: _MAYBE},
+        "confusion": [[int]],
+    },
+}
+"""Fields of `result.json`, as `sealed_json.misfit` checks them."""
+METRICS_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("epoch?", "step?", "lines_lost_before?"), int),
+    **dict.fromkeys(("val_accuracy?", "best_val_accuracy?", "seconds?", "images_per_second?"), _MAYBE),
+    **{key: {str: _MAYBE} for key in ("train?", "learning_rates?")},
+    **{key: [_MAYBE] for key in ("routing_entropy?", "routing_peak?", "beta?", "bound?", "field_motion?")},
+    "beta_heads?": [[_MAYBE]],
+}
+"""Fields of a line of `metrics.jsonl`; all are optional, because older lines have fewer."""
 
 
 def print_note(message: str) -> None:
@@ -45,7 +76,7 @@ class RunFolder:
         self.result = self.path / "result.json"  # written once, at the end
         self.note = note
         self._lines_lost = 0
-        self._noted_full = False
+        self._noted_full = self._noted_unsealed = False
 
     @property
     def name(self) -> str:
@@ -56,9 +87,36 @@ class RunFolder:
     def finished(self) -> bool:
         """True if the run has a result that can be read."""
         try:
-            return isinstance(json.loads(read_regular(self.result, _RESULT_LIMIT)), dict)
-        except (OSError, ValueError, RecursionError):
+            return self.read_result() is not None
+        except CheckpointError:
             return False
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write `result.json`, sealed, so that a changed bit is noticed."""
+        write_sealed(self.result, {"format": RESULT_FORMAT, **result})
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Content of `result.json`, or None if there is none; CheckpointError if its seal or a field is wrong.
+
+        A result that is older than the seal is read with a note.
+        """
+        try:
+            result, sealed = read_sealed(self.result, _RESULT_LIMIT, RESULT_FORMAT, RESULT_SHAPE)
+            counts, classes = result["test"]["confusion"], result["test"]["per_class"]
+            if {len(classes)} != {len(counts), *map(len, counts)}:
+                raise ValueError("field test.confusion has another size than test.per_class")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(
+                f"damaged result ({self.result}: {reason}); 'quatsphere train --resume' tests the run again"
+            ) from error
+        if not sealed and not self._noted_unsealed:
+            self._noted_unsealed = True
+            self.note(f"the result has no checksum, it was written by an older version ({self.result})")
+        result.pop("format", None)
+        return result
 
     def claim(self, *, resume: bool) -> None:
         """Create the folder or accept it; ConfigError for an existing run unless `resume`, and for other files.
@@ -145,7 +203,7 @@ class RunFolder:
             size = file.tell()
             if size < offset:
                 file.seek(0)
-                offset = file.read().rfind(b"\n") + 1
+                offset = file.read(_METRICS_LIMIT).rfind(b"\n") + 1
                 self.note(
                     f"metrics are shorter than when the checkpoint was written ({self.metrics}); some lines are lost"
                 )
@@ -224,4 +282,4 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and misfit(record, METRICS_SHAPE) is None else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,30 +13,7 @@ import quatsphere
 from quatsphere.errors import CheckpointError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
-
-_FIELD = "sha256"
-_ZEROS = "0" * 64
-
-
-def seal(fields: dict[str, Any]) -> bytes:
-    """JSON text of `fields` with its own digest; ValueError for what JSON cannot hold, including NaN and infinities."""
-    text = json.dumps({_FIELD: _ZEROS, **fields}, indent=2, allow_nan=False) + "\n"
-    return text.replace(_ZEROS, sha256_bytes(text.encode()), 1).encode()
-
-
-def unseal(data: bytes) -> dict[str, Any]:
-    """Fields of a sealed text; ValueError if a single bit of it has changed."""
-    try:
-        fields = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    digest = fields.pop(_FIELD, None) if isinstance(fields, dict) else None
-    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError("no sha256")
-    if sha256_bytes(data.replace(digest.encode(), _ZEROS.encode(), 1)) != digest:
-        raise ValueError("sha256 differs")
-    return fields
-
+from quatsphere.storage.sealed_json import seal, unseal
 
 CHECKPOINT_FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
@@ -108,7 +84,7 @@ def write_step(path: Path, content: StepFolder) -> None:
     if old is None or (old.weights, old.state) != (content.weights, content.state):
         _write_folder(path, {WEIGHTS: content.weights, STATE: content.state, MANIFEST: manifest})
     elif old != content:
-        atomic.write_bytes(path / MANIFEST, manifest)
+        atomic.replace_bytes(path / MANIFEST, manifest)
 
 
 def read_step(path: Path) -> StepFolder:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quatsphere.errors import CheckpointError
 from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import TRAIN_IMAGES
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
@@ -126,7 +127,7 @@ def rows_by_length(records: Iterable[CellRecord]) -> dict[int, dict[str, dict[in
     found: dict[int, dict[str, dict[int, Correct]]] = {}
     for record in records:
         registered = record["dataset"] == DATASET and record["seed"] in SEEDS
-        if registered and record["status"] == "finished" and "predictions" in record:
+        if registered and {"predictions", "test_counts", "images_seen"} <= record.keys():
             rows = found.setdefault(record["images_seen"], {})
             rows.setdefault(record["variant"], {})[record["seed"]] = correctness(record)
     return dict(sorted(found.items()))
@@ -134,8 +135,14 @@ def rows_by_length(records: Iterable[CellRecord]) -> dict[int, dict[str, dict[in
 
 def correctness(record: CellRecord) -> Correct:
     """100 for every test image that a cell classifies correctly, else 0; images in canonical order, by label."""
-    labels = np.repeat(np.arange(len(record["test_counts"])), record["test_counts"])
-    return 100.0 * (unpack_indices(record["predictions"]) == labels)
+    counts = record["test_counts"]
+    try:
+        predicted = unpack_indices(record["predictions"])
+        if len(predicted) != sum(counts):
+            raise ValueError(f"{len(predicted)} predictions for {sum(counts)} test images")
+    except ValueError as error:
+        raise CheckpointError(f"cell {record['cell']} is damaged ({error}); restore its file") from error
+    return 100.0 * (predicted == np.repeat(np.arange(len(counts)), counts))
 
 
 def points_of(contrast: LengthContrast, lengths: Mapping[int, CorrectByRow]) -> list[CurvePoint]:

@@ -80,9 +80,12 @@ def _head(identity: dict[str, Any], status: str, config: RunConfig) -> dict[str,
 def trajectory(run: RunFolder) -> dict[str, list[Any]]:
     """name -> value by epoch, from the run's metrics."""
     lines = run.read_metrics()
-    train = {f"train_{name}": [line["train"].get(name) for line in lines] for name in LOSSES}
-    heads = [line.get("beta_heads") or [] for line in lines]
-    band = {f"beta_{pick.__name__}": [[pick(step) for step in steps] for steps in heads] for pick in (min, max)}
+    train = {f"train_{name}": [line.get("train", {}).get(name) for line in lines] for name in LOSSES}
+    heads = [[[b for b in step if b is not None] for step in line.get("beta_heads") or []] for line in lines]
+    band = {
+        f"beta_{pick.__name__}": [[pick(step, default=None) for step in steps] for steps in heads]
+        for pick in (min, max)
+    }
     return {**train, **{name: [line.get(name) for line in lines] for name in BY_EPOCH}, **band}
 
 

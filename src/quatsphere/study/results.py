@@ -1,6 +1,6 @@
 """A results folder: one small JSON file per finished cell, written atomically, and the run folders of the cells.
 
-cells/<cell>.json   records that tables and claims read; small enough for version control
+cells/<cell>.json   records that tables and claims read, sealed; small enough for version control
 settings/<id>.json  configurations of the cells, each stored once: cells that differ only in their seed share one
 plans.json          cells of every plan that was started here
 runs/<cell>/        run folders; large, ignored by git, may be deleted when all cells are finished
@@ -17,22 +17,79 @@ from typing import Any, TypeVar
 
 from quatsphere.config.resolve import rename
 from quatsphere.errors import CheckpointError, ConfigError
+from quatsphere.optim.schedule import SCHEDULES
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.checkpoint import read_pointer
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.sealed_json import misfit, natural, positive, read_sealed, seal
+from quatsphere.study.scales import TRAIN_IMAGES
 from quatsphere.study.statistics import MIN_SEEDS
 
 CellRecord = Mapping[str, Any]
 """A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""
 AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
 MAX_BYTES = 64 << 20
-RECORD_FORMAT = 2
-"""Format 1 had the configuration inside each cell's file."""
+RECORD_FORMAT = 3
+"""Format 1 had the configuration inside each cell's file, format 2 no seal."""
+SEALED_SINCE = 3
 SEED = "train.seed"
 """The setting that is stored in the record and not in the shared file of settings."""
 GITIGNORE = "runs/\n.lock\n"
+
+_BY_STEP, _MAYBE = [(float, None)], (float, None)
+_IDENTITY = {"cell": str, "dataset": set(TRAIN_IMAGES), "variant": str, "seed": int, "commit?": (str, None)}
+_SETTINGS = {
+    "model.name": str,
+    "train.epochs": positive,
+    "optim.schedule": set(SCHEDULES),
+    **dict.fromkeys(("optim.warmup", "optim.initial_div", "optim.final_div"), float),
+    **dict.fromkeys(("optim.peak_lr", "optim.weight_decay"), float),
+    "model.shells?": int,
+    "model.base_vertices?": int,
+    "model.beta_start?": _MAYBE,
+    "model.beta_frozen?": bool,
+    "data.max_train_images?": (int, None),
+}
+_CURVES = ("train_loss", "train_accuracy", "images_per_second")
+_BY_EPOCH = {
+    "val_accuracy": _BY_STEP,
+    **{key: [[float]] for key in ("beta", "routing_entropy", "routing_peak")},
+    **{key: [_BY_STEP] for key in ("bound?", "field_motion?")},
+    **{key: [[float]] for key in ("beta_min?", "beta_max?")},
+}
+_DIAGNOSTICS = {
+    **dict.fromkeys(("clean_train_accuracy?", "clean_val_accuracy?"), _MAYBE),
+    **dict.fromkeys(("energy?", "energy_start?", "nearest_min?", "entropy?", "peak?"), _BY_STEP),
+    **{key: [float] for key in ("orientation_spread?", "score_spread?", "drift?", "displacement?", "spacing?")},
+    **{key: [float] for key in ("beta_mean?", "beta_min?", "beta_max?", "agreement?")},
+    "steps?": [str],
+}
+CELL_SHAPES: dict[str, dict[str, Any]] = {
+    "diverged": {
+        **_IDENTITY,
+        "config": _SETTINGS,
+        "trajectory": dict.fromkeys(_CURVES, _BY_STEP),
+        "reason?": str,
+    },
+    "finished": {
+        **_IDENTITY,
+        "config": _SETTINGS,
+        **dict.fromkeys(("epochs", "steps", "parameters", "images_seen?", "threads?"), positive),
+        **dict.fromkeys(("test_accuracy", "val_accuracy", "seconds"), float),
+        "nll?": _MAYBE,
+        "ece?": _MAYBE,
+        "best_epoch?": (int, None),
+        **dict.fromkeys(("fingerprint", "processor?", "predictions?", "weights_sha256?"), str),
+        "versions": {str: str},
+        "per_class?": {str: _MAYBE},
+        "test_counts?": [natural],
+        "diagnostics?": _DIAGNOSTICS,
+        "trajectory": {**_BY_EPOCH, **{key: [float, ...] for key in _CURVES}},
+    },
+}
+"""Fields of a record by its status, as `storage.sealed_json.misfit` checks them."""
 
 
 class Results:
@@ -76,7 +133,10 @@ class Results:
     def planned(self) -> dict[str, list[str]]:
         """plan -> ids of its cells, for every plan that was started here."""
         path = self.path / "plans.json"
-        return _read(path) if path.exists() else {}
+        try:
+            return read_sealed(path, MAX_BYTES, SEALED_SINCE, {str: [str]})[0] if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"damaged list of plans ({path}: {error}); restore or delete it") from error
 
     def file(self, cell: str) -> Path:
         """Path of a finished cell's record."""
@@ -93,31 +153,64 @@ class Results:
         atomic.write_text(self.settings / f"{name}.json", text)
         values = {**record, "format": RECORD_FORMAT, "config": name}
         rounded = {key: _rounded(atomic.finite(value)) for key, value in values.items()}
-        atomic.write_text(self.file(cell), _to_json(rounded))
+        atomic.write_bytes(self.file(cell), seal(rounded, _to_json))
+
+    def seal(self, cell: str) -> None:
+        """Add the checksum to a record that an older version wrote; nothing else in it changes."""
+        record, _ = read_sealed(self.file(cell), MAX_BYTES, SEALED_SINCE)
+        atomic.write_bytes(self.file(cell), seal({**record, "format": RECORD_FORMAT}, _to_json))
 
     def read(self, cell: str) -> dict[str, Any] | None:
         """Record of a finished cell, or None."""
         path = self.file(cell)
-        return self._read_record(path) if path.exists() else None
+        return self._read_record(path)[0] if path.exists() else None
 
     def finished(self) -> list[dict[str, Any]]:
         """Records of all finished and diverged cells, sorted by name."""
-        paths = sorted(self.cells.glob("*.json"))
-        return [self._read_record(path) for path in paths if not atomic.is_leftover(path.name)]
+        return [self._read_record(path)[0] for path in self._paths()]
 
-    def _read_record(self, path: Path) -> dict[str, Any]:
-        """Read a record and insert its configuration."""
-        record = _read(path)
-        if not isinstance(record.get("config"), str):
-            return {**record, "config": rename(record["config"])} if "config" in record else record
-        file = self.settings / f"{record['config']}.json"
-        text = read_regular(file, MAX_BYTES) if file.is_file() else b""
-        if _settings_id(text) != file.stem:
+    def check(self) -> tuple[dict[str, dict[str, Any]], dict[str, str], list[str]]:
+        """Records by cell of all files that can be read, reasons of those that are damaged, cells without a seal."""
+        records, damaged, unsealed = {}, {}, []
+        for path in self._paths():
+            try:
+                records[path.stem], sealed = self._read_record(path)
+            except CheckpointError as error:
+                damaged[path.stem] = str(error)
+            else:
+                unsealed += [] if sealed else [path.stem]
+        return records, damaged, unsealed
+
+    def _paths(self) -> list[Path]:
+        return [path for path in sorted(self.cells.glob("*.json")) if not atomic.is_leftover(path.name)]
+
+    def _read_record(self, path: Path) -> tuple[dict[str, Any], bool]:
+        """Read a record, insert its configuration and check every field; True if the file is sealed."""
+        head = {"status": set(CELL_SHAPES), "seed": int, "cell": {path.stem}}
+        try:
+            record, sealed = read_sealed(path, MAX_BYTES, SEALED_SINCE, head)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from error
+        if isinstance(record.get("config"), str):
+            record["config"] = {**rename(self._read_settings(path, record["config"])), SEED: record["seed"]}
+        elif isinstance(record.get("config"), dict):
+            record["config"] = rename(record["config"])
+        wrong = misfit(record, CELL_SHAPES[record["status"]])
+        if wrong is not None:
+            raise _damaged(path, wrong)
+        return record, sealed
+
+    def _read_settings(self, path: Path, name: str) -> dict[str, Any]:
+        """Settings of a cell: their name is their hash, so that a change is noticed."""
+        file = self.settings / f"{name}.json"
+        text = read_regular(file, MAX_BYTES) if re.fullmatch("[0-9a-f]{12}", name) and file.is_file() else b""
+        if _settings_id(text) != name:
             state = "were changed" if text else "are missing"
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
             )
-        return {**record, "config": {**rename(json.loads(text)), SEED: record["seed"]}}
+        settings: dict[str, Any] = json.loads(text)
+        return settings
 
     def drop_weights(self, cell: str, keep: str) -> None:
         """Delete the checkpoints of a finished cell except those to keep: `best`, `all` or `none`."""
@@ -201,11 +294,5 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_regular(path, MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"damaged result ({path}: {error}); delete the file and run the plan again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"damaged result ({path}: no object); delete the file and run the plan again")
-    return content
+def _damaged(path: Path, reason: object) -> CheckpointError:
+    return CheckpointError(f"damaged result ({path}: {reason}); restore it, or delete it and run the plan again")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from quatsphere.config import TrainConfig
 from quatsphere.errors import CheckpointError, ResourceError
 from quatsphere.geometry.quaternion import normalize
-from quatsphere.nn.layout import Shell
+from quatsphere.nn.layout import FlatShell, Shell
 from quatsphere.storage.atomic import is_disk_full
 from quatsphere.storage.checkpoint import Checkpoint, prune, save_checkpoint
 from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.sealed_json import misfit, natural
 from quatsphere.train.distributed import Team
 from quatsphere.train.provenance import numeric_environment
 from quatsphere.train.reporting import EventLog, Progress, Reporter
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
 
 NORM_TOLERANCE = 1e-4
-"""Largest deviation of a stored quaternion's norm from 1."""
+"""Largest deviation of a stored quaternion's norm from 1, and of a vertex from its sphere as a share of the radius."""
 PREVIOUS_FIELD = "previous_field"
 """Prefix in a checkpoint of the field at the end of the last epoch, which the smoothness loss compares with."""
 RETRY_SECONDS = 30.0
@@ -91,52 +92,175 @@ def restore_trainer(trainer: Trainer, checkpoint: Checkpoint, *, repair: bool = 
 def restore_weights(
     model: nn.Module, weights: Mapping[str, Tensor], *, repair: bool = False, note: Callable[[str], None] = print
 ) -> None:
-    """Load weights if every key, shape and value is right; `repair` renormalises quaternions, with a note for each."""
-    own = model.state_dict()
-    wrong = [f"missing {name}" for name in own if name not in weights]
-    wrong += [f"unknown {name}" for name in weights if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(value.shape)}, the model {tuple(own[name].shape)}"
-        for name, value in weights.items()
-        if name in own and value.shape != own[name].shape
-    ]
+    """Load weights if every key, type, shape and value is right.
+
+    `repair` renormalises quaternions and projects vertices onto their spheres, with a note for each tensor.
+    """
+    wrong = weights_misfits(model, weights)
     if wrong:
         more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
         raise CheckpointError(f"weights do not fit the model: {'; '.join(wrong[:10])}{more}; check the configuration")
     bad = first_not_finite(weights.items())
     if bad is not None:
         raise CheckpointError(f"{bad} holds values that are not finite; use an older checkpoint")
-    model.load_state_dict({name: _with_unit_norm(name, value, repair, note) for name, value in weights.items()})
-    for shell in (module for module in model.modules() if isinstance(module, Shell)):
+    sound = dict(weights)
+    for fault in constraint_faults(model, weights):
+        if fault.repaired is None:
+            raise CheckpointError(f"{fault.name} {fault.what}; use an older checkpoint")
+        if not repair:
+            raise CheckpointError(f"{fault.name} {fault.what}; --repair {fault.cure} it")
+        note(f"repaired {fault.name}: {fault.was}")
+        sound[fault.name] = fault.repaired
+    model.load_state_dict(sound)
+    for shell in _shells(model).values():
         shell.mark_projected()  # saved on their radii: projecting again would change the last bits
 
 
-def _with_unit_norm(name: str, value: Tensor, repair: bool, note: Callable[[str], None]) -> Tensor:
-    error = _norm_error(name, value)
-    if not error:
-        return value
-    if not repair:
-        raise CheckpointError(f"{name} has a quaternion whose norm is off by {error:.1e}; --repair renormalises it")
-    note(f"repaired {name}: a norm was off by {error:.1e}")
-    return normalize(value)
+def weights_misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """Differences in names, types and shapes between stored weights and those of a model."""
+    own = model.state_dict()
+    wrong = [f"missing {name}" for name in own if name not in weights]
+    wrong += [f"unknown {name}" for name in weights if name not in own]
+    for name, value in weights.items():
+        if name in own and value.shape != own[name].shape:
+            wrong.append(f"{name} has shape {tuple(value.shape)}, the model {tuple(own[name].shape)}")
+        elif name in own and value.dtype != own[name].dtype:
+            wrong.append(f"{name} has type {value.dtype}, the model {own[name].dtype}")
+    return wrong
 
 
-def _norm_error(name: str, value: Tensor) -> float:
-    """Largest deviation from unit length in a quaternion field if it exceeds the tolerance, else 0."""
-    if not name.endswith(".base"):
-        return 0.0
-    worst = float((value.norm(dim=-1) - 1).abs().max())
-    return worst if worst > NORM_TOLERANCE else 0.0
+@dataclass(frozen=True)
+class ConstraintFault:
+    """A tensor off its manifold: quaternions without unit length, vertices off their sphere."""
+
+    name: str
+    what: str
+    lost: str
+    """The same in a run that is about to be saved."""
+    was: str = ""
+    """The same after a repair."""
+    cure: str = ""
+    repaired: Tensor | None = None
+    """The tensor on its manifold; None if it cannot be repaired."""
 
 
-def require_sound(checkpoint: Checkpoint) -> None:
+def constraint_faults(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[ConstraintFault]:
+    """Yield every tensor of finite weights that violates a constraint of the model by more than the tolerance."""
+    for name in weights:
+        if name.endswith(".base"):
+            yield from _norm_fault(name, weights[name])
+    for prefix, shell in _shells(model).items():
+        yield from _position_fault(f"{prefix}.positions", weights[f"{prefix}.positions"], shell)
+
+
+def _norm_fault(name: str, value: Tensor) -> Iterator[ConstraintFault]:
+    norm = value.norm(dim=-1)
+    worst = float((norm - 1).abs().max())
+    if worst > NORM_TOLERANCE:
+        repaired = normalize(value) if float(norm.min()) > 0 else None
+        what, was = f"has a quaternion whose norm is off by {worst:.1e}", f"a norm was off by {worst:.1e}"
+        yield ConstraintFault(name, what, "has lost its unit length", was, "renormalises", repaired)
+
+
+def _position_fault(name: str, value: Tensor, shell: Shell) -> Iterator[ConstraintFault]:
+    norm, radius = value.norm(dim=-1, keepdim=True), shell.radius.to(value.device)
+    worst = float(((norm - radius) / radius).abs().max())
+    if len(value) > 1 and bool((value == value[0]).all()):
+        yield ConstraintFault(name, "has all vertices at one point", "has all vertices at one point")
+    elif isinstance(shell, FlatShell):
+        if float(value.abs().max()) > 1 + NORM_TOLERANCE:
+            yield ConstraintFault(name, "has a vertex outside the image", "has left the image")
+    elif worst > NORM_TOLERANCE:
+        repaired = value * (radius / norm) if float(norm.min()) > 0 else None
+        what, was = f"has a vertex whose radius is off by {worst:.1e}", f"a radius was off by {worst:.1e}"
+        yield ConstraintFault(name, what, "has left its sphere", was, "projects", repaired)
+
+
+def _shells(model: nn.Module) -> dict[str, Shell]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Shell)}
+
+
+def require_sound(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Raise BrokenNumber for a tensor that must not be saved."""
     bad = first_not_finite([*checkpoint.weights.items(), *checkpoint.state.items()])
     if bad is not None:
         raise BrokenNumber(bad)
-    off = next((name for name, value in checkpoint.weights.items() if _norm_error(name, value)), None)
-    if off is not None:
-        raise BrokenNumber(off, "has lost its unit length")
+    fault = next(constraint_faults(model, checkpoint.weights), None)
+    if fault is not None:
+        raise BrokenNumber(fault.name, fault.lost)
+
+
+# Types and shapes of a stored checkpoint, before anything of it is used.
+
+_PROGRESS = {
+    **dict.fromkeys(("epoch", "step_in_epoch", "step", "waited"), natural),
+    "best_accuracy": (float, None),
+    "best_step": (natural, None),
+    "best_epoch": (natural, None),
+    "sums": {str: float},
+    "seconds": float,
+    "epoch_start": float,
+}
+META_SHAPE: dict[str, Any] = {
+    "progress": _PROGRESS,
+    "metrics_offset": natural,
+    "fingerprint": str,
+    "classes": [str, ...],
+    "mean": [float, ...],
+    "std": [float, ...],
+    "scaler?": dict,
+    "circumstances?": {str: object},
+}
+"""Fields of a checkpoint's meta, as `storage.sealed_json.misfit` checks them."""
+_SCALER = {
+    "scale": float,
+    "growth_factor": float,
+    "backoff_factor": float,
+    "growth_interval": int,
+    "_growth_tracker": int,
+}
+
+
+def meta_misfit(checkpoint: Checkpoint, classes: int, channels: int) -> str | None:
+    """Describe what is wrong with a checkpoint's meta; None if it fits the data's classes and channels."""
+    meta = checkpoint.meta
+    wrong = misfit(meta, META_SHAPE)
+    if wrong is not None:
+        return wrong
+    progress = meta["progress"]
+    if set(progress) != set(_PROGRESS) or progress["step"] != checkpoint.step:
+        return f"field progress is not that of step {checkpoint.step}"
+    if progress["step_in_epoch"] and "images" not in progress["sums"]:
+        return "field progress.sums.images is missing"
+    if len(meta["classes"]) != classes or not len(meta["mean"]) == len(meta["std"]) == channels:
+        return "classes, mean or std do not fit the model"
+    return "field std is not positive" if min(meta["std"]) <= 0 else None
+
+
+def checkpoint_misfit(trainer: Trainer, checkpoint: Checkpoint) -> str | None:
+    """Describe the first field or tensor that a trainer cannot have written; None if there is none."""
+    step, model = trainer.step, trainer.config.model
+    fields = {f"{PREVIOUS_FIELD}/{index}": field for index, field in enumerate(step.auxiliary.fields)}
+    stored = {name: value for name, value in checkpoint.state.items() if name.startswith(f"{PREVIOUS_FIELD}/")}
+    moments = {name: value for name, value in checkpoint.state.items() if name not in stored}
+    wrong = meta_misfit(checkpoint, model.num_classes, model.in_channels)
+    if wrong is None and step.scaler.is_enabled():
+        wrong = misfit(checkpoint.meta.get("scaler"), _SCALER, "scaler")
+    if wrong is None:
+        wrong = next(iter(weights_misfits(trainer.model, checkpoint.weights)), None)
+    if (
+        wrong is None
+        and stored
+        and {n: (v.shape, v.dtype) for n, v in stored.items()} != {n: (v.shape, v.dtype) for n, v in fields.items()}
+    ):
+        wrong = "the field of the last epoch does not fit the model"
+    if wrong is None:
+        wrong = step.optimisers.state_misfit(moments)
+    if wrong is None and (bad := first_not_finite(checkpoint.state.items())) is not None:
+        wrong = f"{bad} holds values that are not finite"
+    counts = {name: float(value) for name, value in moments.items() if name.endswith("/step")} if wrong is None else {}
+    off = next((name for name, count in counts.items() if not 0 <= count <= checkpoint.step), None)
+    return wrong if off is None else f"{off} is {counts[off]:g} at step {checkpoint.step}"
 
 
 # Saving.

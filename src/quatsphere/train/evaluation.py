@@ -17,6 +17,8 @@ from quatsphere.data.augment import normalized_batches
 from quatsphere.models.scoring import Evaluation, batch_logits
 
 SplitName = Literal["train", "val", "test"]
+MAX_PREDICTIONS = 10_000_000
+"""Most predictions that a file may hold; a few bytes of zlib can stand for gigabytes."""
 
 
 def predict_logits(
@@ -53,7 +55,11 @@ def pack_indices(indices: Int[Tensor, "n"]) -> str:
 
 def unpack_indices(text: str) -> NDArray[np.uint16]:
     """Inverse of `pack_indices`; ValueError for any other text."""
+    machine = zlib.decompressobj()
     try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u2")
+        data = machine.decompress(base64.b64decode(text, validate=True), 2 * MAX_PREDICTIONS)
     except zlib.error as error:
         raise ValueError(str(error)) from error
+    if not machine.eof or machine.unused_data:
+        raise ValueError("predictions are cut off or too many")
+    return np.frombuffer(data, "<u2")

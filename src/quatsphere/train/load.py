@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from quatsphere.storage.model_folder import is_model_folder, shipped_model, ship
 from quatsphere.storage.run_folder import RunFolder, nearest_run, print_note
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, step_title, steps_in
-from quatsphere.train.checkpointing import restore_weights
+from quatsphere.train.checkpointing import meta_misfit, restore_weights
 from quatsphere.train.evaluation import SplitName, evaluate
 from quatsphere.train.predict import ImageLike, Predictions, image_pixels, normalize_levels, split_images
-from quatsphere.train.pretrained import pack, unpack
+from quatsphere.train.pretrained import pack, sizes_misfit, unpack
 from quatsphere.train.run import load_data
 
 PREDICTION_BATCH = 64
@@ -63,7 +62,7 @@ class TrainedModel:
         """Recorded result of these weights, as in `result.json`; empty if the run was not tested at this step."""
         if "result" in self.meta:
             return dict(self.meta["result"])
-        result = json.loads(self.run.result.read_text()) if self.run.finished else {}
+        result = self.run.read_result() or {}
         return result if result.get("best_step") == self.step else {}
 
     @property
@@ -164,6 +163,10 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
         raise CheckpointError(f"no run in {run.path} (looked for config.yaml); {hint}, or a model: {names}")
     config = stored_config(run.config)
     found = _find_checkpoint(run, str(checkpoint))
+    wrong = meta_misfit(found, config.model.num_classes, config.model.in_channels)
+    wrong = sizes_misfit(config, found.weights) if wrong is None else wrong
+    if wrong is not None:
+        raise CheckpointError(f"checkpoint step {found.step} is damaged ({wrong}: {run.checkpoints}); load another one")
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, found.weights, note=note)
     model.eval()

@@ -93,7 +93,7 @@ def _accuracy(result: dict[str, Any]) -> str:
     rows = [
         f"| accuracy | {test['accuracy']:.4f} [{low:.4f}, {high:.4f}] |",
         f"| n, test images | {test['images']:,} |",
-        f"| negative log-likelihood | {test['nll']:.4f} |",
+        f"| negative log-likelihood | {'-' if test['nll'] is None else format(test['nll'], '.4f')} |",
         f"| expected calibration error | {test['ece']:.4f} |",
         f"| validation accuracy, used for selection | {result['val_accuracy']:.4f} |",
     ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.config.resolve import config_from_dict, config_to_dict
@@ -26,7 +29,8 @@ from quatsphere.storage.model_folder import (
     seal_config,
     write_model_folder,
 )
-from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.run_folder import RESULT_SHAPE, RunFolder
+from quatsphere.storage.sealed_json import misfit
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.model_card import model_card
 
@@ -37,6 +41,11 @@ LARGEST_SIDE = 4096
 """Largest image side of a model that is loaded from a folder."""
 MOST_CLASSES = 1_000_000
 MOST_SHELLS = 64
+RESULT_FACTS = {f"{name.removesuffix('?')}?": shape for name, shape in RESULT_SHAPE.items()} | {
+    **dict.fromkeys(("step?", "best_step?", "best_epoch?"), (int, None)),
+    "val_accuracy?": (float, None),
+}
+"""Fields of the recorded result in a model folder: those of `result.json`, as far as the run had them."""
 
 
 def pack(trained: TrainedModel, folder: str | Path, *, licence: str = "other", overwrite: bool = False) -> Path:
@@ -74,8 +83,13 @@ def unpack(path: Path, note: Note) -> tuple[RunFolder, RunConfig, Any, int, dict
     except ConfigError as error:
         raise CheckpointError(f"not the settings of a model ({path / MODEL_CONFIG}: {error})") from error
     meta = _checked_preprocessing(folder, config)
+    wrong = misfit(folder.config["result"], RESULT_FACTS, "result")
+    if wrong is not None:
+        raise damaged(path, MODEL_CONFIG, wrong)
     weights = parse_tensors(folder.weights, str(path / MODEL_WEIGHTS))
-    _require_sizes(config, {name: tuple(t.shape) for name, t in weights.items()}, path)
+    wrong = sizes_misfit(config, weights)
+    if wrong is not None:
+        raise damaged(path, MODEL_WEIGHTS, wrong)
     model = build_model(config.model, seed=config.train.seed)
     restore_weights(model, weights, note=note)
     model.eval()
@@ -131,11 +145,14 @@ def _numbers(values: Any, count: int) -> bool:
     )
 
 
-def _require_sizes(config: RunConfig, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
-    """Raise CheckpointError, before a model is built, if its sizes are not those of the weights in the file."""
+def sizes_misfit(config: RunConfig, weights: Mapping[str, Tensor]) -> str | None:
+    """Describe, before a model is built, why its sizes are not those of stored weights; None if they are.
+
+    Settings of somebody else could ask for any amount of memory; the weights are there already.
+    """
     model: Any = config.model
     if getattr(model, "shells", 0) > MOST_SHELLS:
-        raise damaged(path, MODEL_CONFIG, f"{model.shells} shells, the limit is {MOST_SHELLS}")
+        return f"{model.shells} shells, the limit is {MOST_SHELLS}"
     expected: dict[str, tuple[int, ...]]
     if isinstance(model, ResNet20Config):
         expected = {"stem.weight": (model.width, model.in_channels, 3, 3)}
@@ -148,9 +165,9 @@ def _require_sizes(config: RunConfig, shapes: dict[str, tuple[int, ...]], path: 
             "classifier.weight": (model.num_classes, model.dim),
             "layout.shells.0.positions": (model.base_vertices, 3 if model.layout == "sphere" else 2),
         }
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
     wrong = next((name for name, shape in expected.items() if shapes.get(name) != shape), None)
     if wrong is None and hasattr(model, "rounds"):
         last = [f"layout.shells.{model.shells - 1}.", *([f"rounds.{model.rounds - 1}."] if model.rounds else [])]
         wrong = next((f"{prefix}*" for prefix in last if not any(name.startswith(prefix) for name in shapes)), None)
-    if wrong is not None:
-        raise damaged(path, MODEL_WEIGHTS, f"{wrong} does not have the size that config.json states")
+    return None if wrong is None else f"{wrong} does not have the size that the settings state"

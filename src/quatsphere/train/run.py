@@ -18,7 +18,7 @@ import torch
 from quatsphere.config import DataConfig, RunConfig, TrainConfig
 from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset, load_dataset
-from quatsphere.errors import ConfigError
+from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model
 from quatsphere.models.scoring import Evaluation
@@ -26,7 +26,7 @@ from quatsphere.storage.atomic import require_space, write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_last_good
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import write_yaml
-from quatsphere.train.checkpointing import RunContext, restore_trainer
+from quatsphere.train.checkpointing import RunContext, checkpoint_misfit, restore_trainer
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
 from quatsphere.train.provenance import (
@@ -186,9 +186,13 @@ def train(
 
 def _finished_result(config: RunConfig, run: RunFolder, options: ResumeOptions) -> dict[str, Any] | None:
     """Result of a run that is finished, else None; a folder that cannot be used is refused before data is read."""
-    if options.resume and run.finished:
-        result: dict[str, Any] = json.loads(run.result.read_text())
-        return result
+    try:
+        result = run.read_result() if options.resume else None
+    except CheckpointError as damage:
+        run.note(str(damage).partition(";")[0] + "; the run is tested again")
+    else:
+        if result is not None:
+            return result
     if run.path.exists():
         run.claim(resume=options.resume)
     if options.resume and run.config.is_file():
@@ -213,7 +217,9 @@ def _open_run(trainer: Trainer, options: ResumeOptions, cleanup: ExitStack) -> C
     run.claim(resume=options.resume)
     if options.resume and run.config.is_file():
         require_same_run(trainer.config, run, fitted=True)
-    found = load_last_good(run.checkpoints, reporter.note) if options.resume and run.checkpoints.is_dir() else None
+    found = None
+    if options.resume and run.checkpoints.is_dir():
+        found = load_last_good(run.checkpoints, reporter.note, lambda stored: checkpoint_misfit(trainer, stored))
     if found is not None:
         require_same_data(found, trainer.dataset.fingerprint, accept_change=options.accept_data_change)
         note_environment_change(found, trainer.context.team.world, reporter.note)
@@ -244,7 +250,7 @@ def _train_rank_zero(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
         trainer.fit()
         context.team.close()
         result = make_result(trainer, trainer.test(repair=repair))
-        write_json(run.result, result)
+        run.write_result(result)
     finally:
         if context.events is not None:
             context.events.close()

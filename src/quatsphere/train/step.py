@@ -80,7 +80,7 @@ class OptimisationStep:
 
     def __call__(self, batch: Batch, batch_size: int, step: int) -> StepOutput:
         """Train on this process's part of a batch of `batch_size` images; BrokenNumber before any harm is done."""
-        self._require_finite_positions()
+        self._require_directions()
         self.rates = self.optimisers.set_rates(step, self.total_steps)
         self.optimisers.zero_grad()
         with torch.autocast(self.device.type, AUTOCAST[self.precision], self.precision != "fp32"):
@@ -98,11 +98,13 @@ class OptimisationStep:
             self.model.constrain()
         return StepOutput(logits, entropy, auxiliary)
 
-    def _require_finite_positions(self) -> None:
-        """Stop if a vertex position is not finite: torch's gradient of a pixel sampled at NaN ends the process."""
-        bad = first_not_finite(self.positions.items())
+    def _require_directions(self) -> None:
+        """Stop if a vertex has no direction: torch's gradient of a pixel sampled at NaN ends the process."""
+        found = {name: p.detach() for name, p in self.positions.items()}
+        bad = first_not_finite((name, p / p.norm(dim=-1, keepdim=True)) for name, p in found.items())
         if bad is not None:
-            raise BrokenNumber(bad)
+            finite = bool(found[bad].isfinite().all())
+            raise BrokenNumber(bad, "has a vertex without a direction" if finite else "is not finite")
 
     def _require_finite(self, losses: dict[str, Tensor]) -> None:
         """Stop before the update, all processes together, if a loss or gradient of any process is not finite."""

@@ -198,7 +198,7 @@ class Trainer:
         """Snapshot of the trainer whose numbers have been checked."""
         snapshot = take_snapshot(self)
         try:
-            require_sound(snapshot)
+            require_sound(snapshot, self.model)
         except BrokenNumber as broken:
             self.crash(broken)
         return snapshot

@@ -98,7 +98,7 @@ def cat_gap(record: CellRecord) -> float | None:
     """Accuracy on cat minus that on the hardest other class, in points."""
     classes = record.get("per_class", {})
     others = [value for name, value in classes.items() if name != "cat" and value is not None]
-    return 100 * (classes["cat"] - min(others)) if "cat" in classes and others else None
+    return 100 * (classes["cat"] - min(others)) if classes.get("cat") is not None and others else None
 
 
 def clean_train(record: CellRecord) -> float | None:
@@ -137,7 +137,7 @@ def _diagnostic(record: CellRecord, name: str) -> list[Any]:
 def _class_accuracies(record: CellRecord, names: tuple[str, ...]) -> list[float]:
     """Accuracies of classes as shares; empty unless all are known."""
     classes = record.get("per_class", {})
-    return [classes[name] for name in names] if all(name in classes for name in names) else []
+    return [classes[name] for name in names] if all(classes.get(name) is not None for name in names) else []
 
 
 def _shells(record: CellRecord, steps: list[float]) -> list[float]:
