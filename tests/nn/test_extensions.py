@@ -21,7 +21,7 @@ from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.models.steps import model_steps
+from quatsphere.models.lattice import model_steps
 from quatsphere.nn import extensions
 from quatsphere.study.isolation import state_differences
 from quatsphere.study.plan import cell_config

@@ -83,7 +83,7 @@ def diagnose_split(
     """Diagnose a run on the data it was trained on, with a bar; `only` names the sections, by default all."""
     from quatsphere.cli.console import Ticker
     from quatsphere.diagnostics import diagnose
-    from quatsphere.diagnostics.sections import SECTIONS
+    from quatsphere.diagnostics.diagnose import SECTIONS
 
     with Ticker("diagnosing") as ticker:
         found = diagnose(

@@ -143,8 +143,8 @@ def _check_plan(name: str, data_root: str | None) -> int:
 
 def _check_results(folder: str) -> int:
     """Compare the settings of every cell with their hash and its predictions with its accuracies."""
+    from quatsphere.study.record import inconsistencies
     from quatsphere.study.results import read_records
-    from quatsphere.study.verify import inconsistencies
 
     records = read_records(folder)
     found = inconsistencies(records)
@@ -309,8 +309,8 @@ def verify_cell(options: argparse.Namespace) -> int:
     import tempfile
 
     from quatsphere.cli.console import LiveReporter
+    from quatsphere.study.record import describe_comparison, retrain
     from quatsphere.study.results import Results
-    from quatsphere.study.verify import describe_comparison, retrain
 
     results = Results(options.results)
     results.require()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.claims.accuracies import POINT
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
+from quatsphere.study.claims.trained import POINT
 from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import STANDS_FOR, dataset_title
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from quatsphere.optim.schedule import SCHEDULES
+from quatsphere.optim.optimisers import SCHEDULES
 from quatsphere.study.results import CellRecord
 from quatsphere.study.scales import STANDS_FOR
 from quatsphere.study.statistics import Samples
