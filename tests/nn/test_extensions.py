@@ -25,8 +25,7 @@ from quatsphere.models.lattice import model_steps
 from quatsphere.nn import extensions
 from quatsphere.study.isolation import state_differences
 from quatsphere.study.plan import cell_config
-from quatsphere.study.scales import SCALES
-from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
+from quatsphere.study.variants import SCALES, VARIANTS, AllowedStateChange, Variant
 from quatsphere.train import train
 
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -30,7 +30,7 @@ from quatsphere.train.step import OptimisationStep
 TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
 EAGER = ["qsv", "attention fused", "attention dense"]
-"""What is tried for each model in eager mode; every one of them also compiled (`--compile`), and in bf16."""
+"""Variants in eager mode; `--compile` and bf16 add the same variants compiled and in bf16."""
 
 
 class DenseAttention(nn.Module):
@@ -60,7 +60,7 @@ class DenseAttention(nn.Module):
 
 
 def build(variant: str, **overrides: Any) -> Any:
-    """The model of a variant: `qsv`, `attention fused`, `attention dense`; further words are how it is run."""
+    """Build the model of a variant: `qsv`, `attention fused` or `attention dense`; further words choose how it runs."""
     name, *how = variant.split()
     model = create_model(name, **overrides)
     if "dense" in how:
@@ -71,7 +71,7 @@ def build(variant: str, **overrides: Any) -> Any:
 
 
 def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
-    """Eager ones, then the same compiled, then all of them in bf16."""
+    """Names of the variants: eager, then compiled, then all of them in bf16."""
     names = EAGER + [f"{name} compiled" for name in EAGER if compiled]
     return names + [f"{name} bf16" for name in names if bf16]
 
@@ -128,9 +128,9 @@ GROUPS: list[tuple[str, tuple[str, ...]]] = [
     ("layer norm", ("aten::native_layer_norm",)),
     ("GEMM", ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn")),
 ]
-"""part -> how the names of its operators begin; of nested operators the outermost that matches counts."""
+"""part -> prefixes of the names of its operators; of nested operators the outermost that matches counts."""
 WHOLE = "quatsphere::step"
-"""Whole steps: what no part inside them claims is their forward pass, field, kernel and Hamilton block in one."""
+"""Fused steps: their time outside all listed parts is the forward pass of field, kernel and Hamilton block."""
 
 
 def group_of(names: list[str]) -> str:
@@ -144,7 +144,7 @@ def group_of(names: list[str]) -> str:
 
 
 def profiled(run: Pass, steps: int = 2) -> list[dict[str, Any]]:
-    """Milliseconds per step and share of every part, largest first; the profiler's own cost is in it."""
+    """Milliseconds per step and share of every part, largest first; the profiler's overhead is included."""
     run()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         for _ in range(steps):

@@ -68,7 +68,7 @@ def write_pages(folder: Path) -> dict[str, str]:
 
 
 def free_folder(wanted: str) -> str:
-    """Return the wanted folder, with a number appended if it exists: a demo never asks and never overwrites."""
+    """Return the wanted folder, with a number appended if it exists: a demo never overwrites."""
     from quatsphere.errors import ConfigError
 
     try:

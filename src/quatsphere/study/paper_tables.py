@@ -12,10 +12,9 @@ from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
 from quatsphere.study.claims.trained import POINT
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import STANDS_FOR, dataset_title
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean
 from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import STANDS_FOR, VARIANTS, dataset_title
 
 ABLATION = {
     "full": (),

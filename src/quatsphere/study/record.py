@@ -21,7 +21,7 @@ from quatsphere.storage.checkpoint import load_best, read_pointer
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.results import CellRecord, Results
-from quatsphere.study.scales import data_location
+from quatsphere.study.variants import data_location
 from quatsphere.train import Reporter, ResumeOptions, train
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import unpack_indices

@@ -9,9 +9,8 @@ from typing import Any, Literal, Protocol
 from quatsphere.study.claims.evidence import Evidence, decay_sum
 from quatsphere.study.plan import base_settings
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import SCALES, dataset_title
 from quatsphere.study.statistics import Verdict
-from quatsphere.study.variants import find_variant
+from quatsphere.study.variants import SCALES, dataset_title, find_variant
 from quatsphere.train.provenance import MAY_CHANGE
 
 Number = float | tuple[float, ...] | str | None
@@ -58,7 +57,7 @@ class Claim:
     form: Literal["mean", "single", "range", "stated", "exact"]
     """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
     n: int | None
-    """Runs behind the paper's value, where it says so."""
+    """Number of runs behind the paper's value, if stated."""
     rule: ClaimRule
     kind: Literal["static", "trained"] = "trained"
     requires: Sequence[Requirement] = ()

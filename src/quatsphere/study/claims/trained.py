@@ -1,4 +1,4 @@
-"""Claims that trained cells decide. The margin is one point wherever the paper speaks of seed noise."""
+"""Claims that trained cells decide. The margin is one point wherever the paper mentions seed noise."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ from quatsphere.study.claims.rules import (
     near,
 )
 from quatsphere.study.plan import SWEEP_ROWS
-from quatsphere.study.scales import dataset_title
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import VARIANTS, dataset_title
 
 POINT = 1.0
 """Margin of every "no effect" in points: "seed variation of up to about one point" (sec:exp-main)."""
