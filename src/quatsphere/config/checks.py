@@ -24,10 +24,7 @@ def require_fraction(value: float, name: str, *, closed: bool) -> None:
 
 def require_finite(value: float, name: str, minimum: float = 0.0) -> None:
     """Require a finite number that is not below the minimum."""
-    require(
-        math.isfinite(value) and value >= minimum,
-        f"{name} must be a finite number >= {minimum:g}: got {value}",
-    )
+    require(math.isfinite(value) and value >= minimum, f"{name} must be a finite number >= {minimum:g}: got {value}")
 
 
 _ADDED: dict[Any, list[str]] = {}

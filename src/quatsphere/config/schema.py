@@ -57,10 +57,7 @@ class LatticeConfig:
         require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
         require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
         require(self.shells >= 1, f"shells must be >= 1: got {self.shells}; nearest legal value 1")
-        require(
-            self.base_vertices >= 4,
-            f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4",
-        )
+        require(self.base_vertices >= 4, f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4")
         require(
             self.neighbours is None or 1 <= self.neighbours <= self.base_vertices,
             f"neighbours must lie in 1..{self.base_vertices}, the vertices of the smallest shell: "

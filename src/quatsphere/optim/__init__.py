@@ -4,12 +4,4 @@ from quatsphere.optim.optimisers import Optimisers, one_cycle, repel
 from quatsphere.optim.repulsion import repel_, repulsion_force
 from quatsphere.optim.riemannian_adam import RenormalisedAdamW, RiemannianAdam
 
-__all__ = [
-    "Optimisers",
-    "RenormalisedAdamW",
-    "RiemannianAdam",
-    "one_cycle",
-    "repel",
-    "repel_",
-    "repulsion_force",
-]
+__all__ = ["Optimisers", "RenormalisedAdamW", "RiemannianAdam", "one_cycle", "repel", "repel_", "repulsion_force"]
