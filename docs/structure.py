@@ -183,7 +183,7 @@ def run_task(task: str, run: str) -> tuple[list[str], list[str]]:
                 recorder.stop()
 
         Trainer.train_step = recorded  # type: ignore[method-assign]
-        main(train)
+        _require_success(main(train))
         return recorder.files(), recorder.to_open(TASKS[task][1])
     arguments = {
         "train": train,
@@ -191,11 +191,15 @@ def run_task(task: str, run: str) -> tuple[list[str], list[str]]:
         "view": ["view", run],
     }[task]
     recorder.start()
-    try:
-        main(arguments)
-    finally:
-        recorder.stop()
+    code = main(arguments)
+    recorder.stop()
+    _require_success(code)
     return recorder.files(), recorder.to_open(TASKS[task][1])
+
+
+def _require_success(code: int) -> None:
+    if code:
+        raise SystemExit(f"the command ended with exit code {code}")
 
 
 def tasks(source: Path) -> dict[str, tuple[list[str], list[str]]]:
@@ -220,10 +224,7 @@ def main_program() -> None:
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        try:
-            modules = run_task(options.task, options.run)
-        except SystemExit as end:
-            raise SystemExit(f"{options.task} ended with exit code {end.code}") from end
+        modules = run_task(options.task, options.run)
         print("\n" + json.dumps(modules))
         return
     twice = defined_twice(options.source)
