@@ -151,22 +151,11 @@ class MinEpochs:
 
 
 @dataclass(frozen=True)
-class PaperGpu:
-    """Never met: speeds of the paper's code on its GPU cannot be compared with speeds of other code elsewhere."""
+class NeverMet:
+    """A condition that no results folder can meet, with the reason."""
 
-    name: str = "RTX A6000"
-
-    def missing(self, evidence: Evidence) -> str:
-        """Return the reason."""
-        return f"not comparable: the paper timed its own code on one {self.name}"
-
-
-@dataclass(frozen=True)
-class OpenQuestion:
-    """Never met: the result depends on a detail that the paper leaves open."""
-
-    detail: str
+    reason: str
 
     def missing(self, evidence: Evidence) -> str:
         """Return the reason."""
-        return f"open: depends on {self.detail}"
+        return self.reason
