@@ -1,10 +1,13 @@
-"""Size of the source tree, public names defined twice, and files that the code of four tasks runs through.
+"""Size of the source tree, public names defined twice, and the files to open for four tasks.
 
     python docs/structure.py                 # files, lines, names and the four tasks, as Markdown tables
     python docs/structure.py --no-tasks      # without running anything
+    python docs/structure.py --source OLD/src/quatsphere   # the same of another checkout
 
-A file counts for a task if a function of it runs (after its import; functions compiled by Numba count through the
-names that call them) or if a constant of it is read by a function that runs. Re-exporting a name does not count.
+Each task is run and recorded. A file runs if a function of it runs after its import (functions compiled by Numba count
+through the names that call them) or if a constant of it is read by a function that runs; re-exporting a name does not
+count. To follow a task one opens the files of its own packages that run, and the files of other packages that these
+call directly or read a constant of. What those call in turn is behind an interface and does not count.
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "quatsphere"
-MODEL = ("geometry", "kernels", "nn", "models", "randomness")
-"""Packages of the model itself, which `study claims` and `view` only call."""
-LIMITS = {"training step": 30, "train": 45, "study claims": 19, "view": 18}
-"""Largest number of files wanted for each task."""
+TASKS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "training step": (30, ("train", "optim", "models", "nn", "kernels")),
+    "train": (45, ("cli", "config", "data", "storage", "train", "files", "presets", "rules")),
+    "study claims": (19, ("cli", "study")),
+    "view": (18, ("cli", "report")),
+}
+"""task -> largest number of files wanted, its own packages (`files`, `presets`, `rules`: names of older commits)."""
 
 
 def public_definitions(source: Path) -> dict[str, list[str]]:
@@ -69,18 +75,26 @@ def sizes(source: Path) -> dict[str, float]:
 
 
 class Recorder:
-    """Code objects of the package that ran between `start` and `stop`, with the globals they ran in."""
+    """Code objects of the package that ran between `start` and `stop`, their globals, and who called them."""
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, dict[str, Any]] = {}
+        self.seen: set[tuple[CodeType, CodeType | None]] = set()
+        self.calls: set[tuple[str, str]] = set()
+        """(module of the caller, module of the callee)."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event != "call" or code in self.ran or not code.co_flags & inspect.CO_OPTIMIZED:
+        code, back = frame.f_code, frame.f_back
+        pair = (code, back.f_code if back else None)
+        if event != "call" or pair in self.seen or not code.co_flags & inspect.CO_OPTIMIZED:
             return  # module and class bodies are not optimised code
-        if not str(frame.f_globals.get("__name__", "")).startswith(PACKAGE) or _importing(frame):
+        if not _in_package(frame) or _importing(frame):
             return
+        self.seen.add(pair)
         self.ran[code] = frame.f_globals
+        while back is not None and not _in_package(back):
+            back = back.f_back
+        self.calls.add((_module(back), _module(frame)))
 
     def start(self) -> None:
         threading.setprofile(self)
@@ -92,25 +106,40 @@ class Recorder:
 
     def files(self) -> list[str]:
         """Modules that the recorded code belongs to, with compiled functions and constants it names."""
-        used: set[str] = set()
         queue, seen = list(self.ran.items()), set(self.ran)
         while queue:
             code, scope = queue.pop()
-            used.add(scope["__name__"])
             for name in _names(code):
                 value = scope.get(name)
                 function = getattr(value, "py_func", None)
-                if isinstance(function, FunctionType) and function.__code__ not in seen:
-                    seen.add(function.__code__)
-                    queue.append((function.__code__, function.__globals__))
+                if isinstance(function, FunctionType):
+                    self.calls.add((scope["__name__"], function.__globals__["__name__"]))
+                    if function.__code__ not in seen:
+                        seen.add(function.__code__)
+                        queue.append((function.__code__, function.__globals__))
                 elif _is_constant(value):
-                    used.add(_home(scope["__name__"], name))
+                    self.calls.add((scope["__name__"], _home(scope["__name__"], name)))
+        used = {module for pair in self.calls for module in pair}
         return sorted(name for name in used if name.startswith(PACKAGE))
+
+    def to_open(self, packages: tuple[str, ...]) -> list[str]:
+        """Modules of the packages that ran, and modules of others that they call directly or read a constant of."""
+        used = self.files()
+        own = {name for name in used if name.split(".")[1:2] and name.split(".")[1] in packages}
+        return sorted(own | {callee for caller, callee in self.calls if caller in own and callee in used})
+
+
+def _module(frame: FrameType | None) -> str:
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def _in_package(frame: FrameType) -> bool:
+    return _module(frame).startswith(PACKAGE)
 
 
 def _importing(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__", "")).startswith(PACKAGE):
+        if frame.f_code.co_name == "<module>" and _in_package(frame):
             return True
         frame = frame.f_back
     return False
@@ -136,8 +165,8 @@ def _home(module: str, name: str) -> str:
     return module
 
 
-def run_task(task: str, run: str) -> list[str]:
-    """Run one task in this process and return the modules it went through."""
+def run_task(task: str, run: str) -> tuple[list[str], list[str]]:
+    """Run one task in this process and return the modules that run and those to open."""
     from quatsphere.cli import main
     from quatsphere.train.trainer import Trainer
 
@@ -154,26 +183,30 @@ def run_task(task: str, run: str) -> list[str]:
                 recorder.stop()
 
         Trainer.train_step = recorded  # type: ignore[method-assign]
-        main(train)
-        return recorder.files()
+        _require_success(main(train))
+        return recorder.files(), recorder.to_open(TASKS[task][1])
     arguments = {
         "train": train,
         "study claims": ["study", "claims", "--results", str(ROOT / "results" / "lite")],
         "view": ["view", run],
     }[task]
     recorder.start()
-    try:
-        main(arguments)
-    finally:
-        recorder.stop()
-    return recorder.files()
+    code = main(arguments)
+    recorder.stop()
+    _require_success(code)
+    return recorder.files(), recorder.to_open(TASKS[task][1])
 
 
-def tasks(source: Path) -> dict[str, list[str]]:
-    """Modules of every task, each task in a fresh process."""
+def _require_success(code: int) -> None:
+    if code:
+        raise SystemExit(f"the command ended with exit code {code}")
+
+
+def tasks(source: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Modules that run and modules to open of every task, each task in a fresh process."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for task in LIMITS:
+        for task in TASKS:
             run = Path(folder) / ("step" if task == "training step" else "run")
             environment = os.environ | {"PYTHONPATH": str(source.parent)}
             command = [sys.executable, __file__, "--task", task, "--run", str(run)]
@@ -186,15 +219,12 @@ def main_program() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path, default=ROOT / "src" / PACKAGE, help="folder of the package")
     parser.add_argument("--no-tasks", action="store_true", help="only count files, lines and names")
-    parser.add_argument("--list", action="store_true", help="name the files of every task")
-    parser.add_argument("--task", choices=list(LIMITS), help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true", help="name the files to open of every task")
+    parser.add_argument("--task", choices=list(TASKS), help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        try:
-            modules = run_task(options.task, options.run)
-        except SystemExit as end:
-            raise SystemExit(f"{options.task} ended with exit code {end.code}") from end
+        modules = run_task(options.task, options.run)
         print("\n" + json.dumps(modules))
         return
     twice = defined_twice(options.source)
@@ -205,12 +235,11 @@ def main_program() -> None:
         for name, where in twice.items():
             print(f"{name}: {', '.join(where)}")
     if not options.no_tasks:
-        print("\n| task | files | of them the model's | the others | wanted |\n|---|---|---|---|---|")
-        for task, modules in tasks(options.source).items():
-            model = sum(module.split(".")[1:2] != [] and module.split(".")[1] in MODEL for module in modules)
-            print(f"| {task} | {len(modules)} | {model} | {len(modules) - model} | {LIMITS[task]} |")
+        print("\n| task | files to open | wanted | all files that run |\n|---|---|---|---|")
+        for task, (ran, opened) in tasks(options.source).items():
+            print(f"| {task} | {len(opened)} | {TASKS[task][0]} | {len(ran)} |")
             if options.list:
-                print("\n".join(f"    {re.sub(f'^{PACKAGE}.', '', module)}" for module in modules))
+                print("\n".join(f"    {re.sub(f'^{PACKAGE}.', '', module)}" for module in opened))
 
 
 if __name__ == "__main__":

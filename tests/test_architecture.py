@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
         *("storage", "models", "nn", "data", "config", "geometry", "train", "diagnostics", "study", "bench"),
     },
 }
-"""room -> rooms it may import; `cli` may import everything, and nothing imports it."""
+"""package -> packages it may import; `cli` may import everything, and nothing imports it."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
@@ -45,13 +45,13 @@ THIRD_PARTY: dict[str, set[str]] = {
     "models": {"torch", "jaxtyping", "einops"},
     "optim": {"torch", "jaxtyping", "einops"},
 }
-"""room -> packages from outside it may import (rooms not named here are free)."""
+"""package -> third-party packages it may import (packages not named here are free)."""
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -71,26 +71,26 @@ def imported_modules(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_one_way(path: Path) -> None:
-    room = room_of(path)
-    if room in ("__init__", "__main__", "cli"):
+    package = package_of(path)
+    if package in ("__init__", "__main__", "cli"):
         return
     modules = imported_modules(path)
-    rooms = {module.split(".")[1] for module in modules if module.startswith("quatsphere.")}
-    assert rooms <= ALLOWED[room] | EVERYWHERE | {room}, f"{room} may not import {rooms}"
+    packages = {module.split(".")[1] for module in modules if module.startswith("quatsphere.")}
+    assert packages <= ALLOWED[package] | EVERYWHERE | {package}, f"{package} may not import {packages}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_packages_from_outside(path: Path) -> None:
     import sys
 
-    room = room_of(path)
+    package = package_of(path)
     outside = {module.split(".")[0] for module in imported_modules(path)} - {"quatsphere"}
     outside -= set(sys.stdlib_module_names)
-    if room in THIRD_PARTY:
-        assert outside <= THIRD_PARTY[room], f"{room} may not import {outside - THIRD_PARTY[room]}"
+    if package in THIRD_PARTY:
+        assert outside <= THIRD_PARTY[package], f"{package} may not import {outside - THIRD_PARTY[package]}"
 
 
-def test_no_drawers() -> None:
+def test_no_catch_all_modules() -> None:
     assert not [path for path in FILES if path.stem in ("utils", "helpers", "misc", "common")]
 
 

@@ -1,4 +1,4 @@
-"""docs/paper_map.md tells the truth: every function and test it names exists."""
+"""Every function and test that docs/paper_map.md names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names and their signatures are those of tests/public_api.txt: a change of the interface is seen in a diff.
+"""The public names and their signatures are those of tests/public_api.txt: a change of the interface shows in a diff.
 
 After an intended change, write the file anew with `python tests/test_public_api.py`.
 """

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from quatsphere.bench import measure, scaling, step, timing
+from quatsphere.bench import measure, step, timing
 from quatsphere.bench.measure import compare_benchmarks, run_isolated
 from quatsphere.bench.step import group_of, profiled
 from quatsphere.bench.timing import WARM_UP, best_and_median, interleave, peak_mb
@@ -36,8 +36,8 @@ def test_peak_memory_includes_temporary_allocations() -> None:
 @pytest.mark.parametrize("power", [1.0, 1.7])
 def test_the_exponent_of_a_power_law(power: float) -> None:
     points = [{"vertices": v, "seconds": 3e-4 * v**power} for v in (100, 1000, 20_000)]
-    assert scaling.exponent(points, "seconds") == pytest.approx(power)
-    assert math.isnan(scaling.exponent(points[:1], "seconds"))
+    assert step.exponent(points, "seconds") == pytest.approx(power)
+    assert math.isnan(step.exponent(points[:1], "seconds"))
 
 
 @pytest.mark.parametrize("variant", ["qsv", "attention fused", "attention dense", "qsv bf16", "attention dense bf16"])

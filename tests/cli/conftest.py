@@ -102,7 +102,7 @@ def _alone(tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the tiny model, in a folder whose path is long, with spaces and letters of everywhere."""
+    """A finished run of the tiny model, in a folder whose path is long, with spaces and letters of several scripts."""
     deep = tmp_path_factory.mktemp("runs") / f"späce ünd 球 {'x' * 100}" / f"{'y' * 100} 'quoted' \"double\""
     folder = deep / ("z" * 100)
     deep.mkdir(parents=True)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from quatsphere.diagnostics import PAPER_VALUES
-from quatsphere.diagnostics.sections import SECTIONS
+from quatsphere.diagnostics.diagnose import SECTIONS
 from quatsphere.diagnostics.tables import print_diagnosis
 from quatsphere.storage.sealed_json import unseal
 

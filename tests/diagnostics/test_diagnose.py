@@ -13,12 +13,12 @@ import torch
 
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import PAPER_VALUES, SCHEMA, diagnose
+from quatsphere.diagnostics.diagnose import SECTIONS
 from quatsphere.diagnostics.interventions import transport_effects, transport_off
-from quatsphere.diagnostics.sections import SECTIONS
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
+from quatsphere.models.lattice import model_steps
 from quatsphere.models.scoring import Evaluation
-from quatsphere.models.steps import model_steps
 from quatsphere.train.evaluation import evaluate
 from quatsphere.train.trainer import measure_routing
 

@@ -17,7 +17,7 @@ from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, runs_fused, time_p
 from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.diagnostics.measures import pixel_gradients
 from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
-from quatsphere.models.steps import model_steps
+from quatsphere.models.lattice import model_steps
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.train.trainer import measure_routing
 

@@ -122,7 +122,7 @@ def test_a_file_that_differs_is_not_kept(digits_run: Path, run: Run, monkeypatch
 
 
 def test_images_of_the_verification(digits_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Named files; else the data of the run; else noise, which a note says."""
+    """Named files; else the data of the run; else noise, with a note."""
     from PIL import Image
 
     from quatsphere.cli.export import verification_images

@@ -153,7 +153,7 @@ def test_index_resampling_is_torch_interpolate(sources: int, targets: int) -> No
 
 
 def test_index_resampling_scrambles_longitude_on_the_sphere() -> None:
-    """The confound written down in docs/paper_map.md: the source an index points to is about 65 degrees away."""
+    """The confound described in docs/paper_map.md: the source an index points to is about 65 degrees away."""
     source, target = sphere.fibonacci_sphere(320), sphere.fibonacci_sphere(384)
     indices, _ = nb.index_resampling(320, 384)
     away = sphere.angular_separation(source[indices[:, 0]], target).mean().rad2deg()

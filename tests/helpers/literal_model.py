@@ -1,4 +1,4 @@
-"""QSV by the paper's equations, written out edge by edge: what the models are compared with, in float64."""
+"""QSV by the paper's equations, written out edge by edge: the models are compared with it, in float64."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def turned(step: ShellStep, tokens: Tensor, state: ShellState) -> Tensor:
 def stepped(
     step: ShellStep, tokens: Tensor, source: ShellState, target: ShellState, graph: Graph, off: Tensor | None = None
 ) -> Tensor:
-    """eqs attn-weight and residual, edge by edge; messages of the heads (H,) in `off` arrive unturned."""
+    """eqs attn-weight and residual, edge by edge; messages of the heads (H,) in `off` are not rotated."""
     resampled = interp(tokens, target.shell.count) if source is not target else tokens
     target_field, source_field = turned(step, resampled, target), turned(step, tokens, source)
     relative = Q.relative(target_field[:, :, None], source_field[:, graph.neighbours])

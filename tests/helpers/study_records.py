@@ -7,8 +7,7 @@ from typing import Any
 
 from quatsphere.config.resolve import flat_settings
 from quatsphere.study.plan import cell_config
-from quatsphere.study.scales import SCALES
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import SCALES, VARIANTS
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

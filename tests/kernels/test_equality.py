@@ -91,9 +91,7 @@ def test_autocast_inputs_are_widened_at_the_border() -> None:
 def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> None:
     problem = make_problem(5, (2, 9, 7, 4, 3, 2))
     arguments = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)} | change
-    if (
-        "beta" in change or "keep" in change
-    ):  # shapes are checked by jaxtyping first under pytest: ask the problem itself
+    if "beta" in change or "keep" in change:  # under pytest jaxtyping checks shapes first: check the inputs themselves
         with pytest.raises(ConfigError, match=message):
             AttentionInputs(**arguments)
         return

@@ -1,6 +1,6 @@
 """torch.compile equals eager, values and gradients, with the whole model in one graph (`fullgraph=True`).
 
-Each variant runs in a process of its own: there no import hook wraps the functions, and a crash of generated code is
+Each variant runs in a separate process: there no import hook wraps the functions, and a crash of generated code is
 a failed test and not the end of all tests. The processes share one cache folder, so equal kernels are built once.
 """
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ONE_STEP: dict[str, Any] = {"dim": 24, "heads": 3, "base_vertices": 9, "shells": 1, "rounds": 0, "image_size": 8}
-"""The least that has every part but the gate; odd sizes, so that generated loops have remainders."""
+"""The smallest model with every part but the gate; odd sizes, so that generated loops have remainders."""
 ALL_STEPS: dict[str, Any] = ONE_STEP | {"base_vertices": 12, "shells": 2, "rounds": 1, "plane_rows": 6}
 """All three kinds of step."""
 

@@ -12,7 +12,7 @@ OFF = {"routing": "uniform", "transport": "identity"}
 
 
 def heads_that_meet(*, pooled: bool = False, **changes: object) -> torch.Tensor:
-    """(H, H) bool: whether head h of the last tokens, or of the pooled vector, depends on head h' of the first ones."""
+    """(H, H) bool: True where head h of the last tokens, or of the pooled vector, depends on head h' of the first."""
     model = create_model("qsv", **SMALL, **changes).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

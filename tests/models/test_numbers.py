@@ -11,7 +11,7 @@ from quatsphere.geometry.neighbours import edge_ratio
 from quatsphere.models import build_model
 from quatsphere.models.attention_net import attention_parameters, default_heads, qsv_budget
 from quatsphere.study.plan import cell_config
-from quatsphere.study.scales import SCALES
+from quatsphere.study.variants import SCALES
 
 
 def count(model: torch.nn.Module) -> int:

@@ -21,12 +21,11 @@ from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.models.steps import model_steps
+from quatsphere.models.lattice import model_steps
 from quatsphere.nn import extensions
 from quatsphere.study.isolation import state_differences
 from quatsphere.study.plan import cell_config
-from quatsphere.study.scales import SCALES
-from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
+from quatsphere.study.variants import SCALES, VARIANTS, AllowedStateChange, Variant
 from quatsphere.train import train
 
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

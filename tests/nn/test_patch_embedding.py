@@ -80,7 +80,7 @@ def test_wrap_is_periodic() -> None:
 
 @pytest.mark.parametrize("wrap", [False, True])
 def test_sampling_is_linear_in_the_image(wrap: bool) -> None:
-    """So for fixed positions it is one (sparse) matrix."""
+    """For fixed positions the embedding is one (sparse) matrix."""
     a, b = torch.randn(2, 1, 3, 8, 8, dtype=torch.float64).unbind(0)
     coords = sphere.lambert_uv(sphere.fibonacci_sphere(16, dtype=torch.float64))[:, None] + make_stencil(16)
     mixed = sample_image(2 * a - 3 * b, coords, wrap)

@@ -1,4 +1,4 @@
-"""The layer for other people's models: equal to the operator, invariant to a global rotation of its field."""
+"""The layer for use in other models: equal to the operator, invariant to a global rotation of its field."""
 
 from __future__ import annotations
 

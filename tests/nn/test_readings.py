@@ -33,7 +33,7 @@ READINGS: dict[str, dict[str, Any]] = {
 
 
 def made(**changes: Any) -> Any:
-    """A model in float64 whose every learned number is drawn, so that none of its parts is the identity."""
+    """A model in float64 with random values for all parameters, so that no part is the identity."""
     model: Any = create_model("qsv", **SMALL, **changes).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

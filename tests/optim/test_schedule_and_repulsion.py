@@ -11,7 +11,7 @@ from quatsphere import create_model
 from quatsphere.config import OptimConfig
 from quatsphere.geometry import sphere
 from quatsphere.optim import Optimisers, RiemannianAdam, repel, repel_, repulsion_force
-from quatsphere.optim.schedule import constant, decay, one_cycle
+from quatsphere.optim.optimisers import constant, decay, one_cycle
 
 SMALL = {"dim": 32, "heads": 4, "base_vertices": 16, "shells": 3, "image_size": 16}
 

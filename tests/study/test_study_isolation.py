@@ -11,8 +11,7 @@ from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.study.isolation import find_differences
 from quatsphere.study.plan import Cell, cell_config, make_config
-from quatsphere.study.scales import SCALES
-from quatsphere.study.variants import VARIANTS, AllowedStateChange, Variant
+from quatsphere.study.variants import SCALES, VARIANTS, AllowedStateChange, Variant
 
 
 @pytest.fixture(scope="module")

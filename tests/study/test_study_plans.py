@@ -13,8 +13,7 @@ from quatsphere.config.resolve import flat_settings
 from quatsphere.errors import ConfigError
 from quatsphere.models.attention_net import attention_parameters, solve_width
 from quatsphere.study.plan import PLANS, cell_config, parameter_count, plan_cells, reference_of
-from quatsphere.study.scales import LITE_SIZE, SCALES
-from quatsphere.study.variants import VARIANTS, find_variant
+from quatsphere.study.variants import LITE_SIZE, SCALES, VARIANTS, find_variant
 
 FIVE_SEEDS = {
     "full", "transport_identity", "routing_uniform", "both_off", "attention", "flat", "qsv_plane",

@@ -11,9 +11,9 @@ import torch
 
 from quatsphere.cli import main
 from quatsphere.study.plan import PLANS, plan_cells
+from quatsphere.study.record import NOISE, compare_records, inconsistencies
 from quatsphere.study.results import Results
 from quatsphere.study.runner import require_same_settings, run_plan
-from quatsphere.study.verify import NOISE, compare_records, inconsistencies
 from quatsphere.train.evaluation import pack_indices, unpack_indices
 
 pytestmark = pytest.mark.usefixtures("unchecked")

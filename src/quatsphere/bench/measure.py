@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quatsphere.bench import kernel, scaling, step
+from quatsphere.bench import kernel, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
 from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
@@ -72,7 +72,7 @@ def rows_by_key(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """BenchSettings of a benchmark."""
+    """Settings of a benchmark."""
 
     batch: int | None = None
     """Images per pass; by default 16 (kernel), 64 (step), 1 and 256 (inference)."""
@@ -81,9 +81,9 @@ class BenchSettings:
     bf16: bool = False
     memory: bool = True
     dim: int = 256
-    vertices: Sequence[int] = field(default_factory=lambda: list(scaling.SIZES))
+    vertices: Sequence[int] = field(default_factory=lambda: list(step.SIZES))
     overrides: Row = field(default_factory=dict)
-    """BenchSettings of both models that differ from the default; tests measure small models."""
+    """Settings of both models that differ from the default; tests measure small models."""
 
 
 def bench(subjects: Sequence[str], settings: BenchSettings, report: Callable[[str], None]) -> Row:
@@ -136,7 +136,7 @@ def measure_request(request: Row) -> Row:
     """Measure one size of the scaling, or the peak memory of a pass after one with a single image."""
     torch.set_num_threads(request["threads"])
     if request["subject"] == "scaling":
-        return scaling.measure_size(request["vertices"], request["dim"], request["rounds"])
+        return step.measure_size(request["vertices"], request["dim"], request["rounds"])
     create, variant, overrides = PASSES[request["subject"]], request["variant"], request.get("overrides", {})
     create(variant, 1, **overrides)()
     return {"peak_mb": peak_mb(create(variant, request["batch"], **overrides))}
@@ -221,8 +221,8 @@ def measure_scaling(settings: BenchSettings, report: Callable[[str], None]) -> S
     """One training step of QSV at several sizes, each in a fresh process."""
     rows = []
     for vertices in settings.vertices:
-        scaling.scaling_settings(vertices, settings.dim)
-    scaling.compile_kernels(settings.dim)  # here, where a notice can be shown; the subprocesses are silent
+        step.scaling_settings(vertices, settings.dim)
+    step.compile_kernels(settings.dim)  # here, where a notice can be shown; the subprocesses are silent
     for vertices in settings.vertices:
         report(f"measuring scaling: {vertices:,} vertices")
         request = {"subject": "scaling", "vertices": vertices, "dim": settings.dim, "rounds": min(5, settings.rounds)}

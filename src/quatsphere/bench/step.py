@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +13,16 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from quatsphere.bench.timing import Pass
+from quatsphere.bench.timing import Pass, best_and_median, interleave, peak_mb
 from quatsphere.config import AttentionConfig, OptimConfig, QSVConfig, TrainConfig
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.models import create_model
 from quatsphere.models.attention_net import solve_width
+from quatsphere.models.registry import model_config
 from quatsphere.nn.dot_attention import AttentionStep, NeighbourAttention
 from quatsphere.optim import repel
+from quatsphere.runtime import disable_malloc_trimming
 from quatsphere.train.batches import Batch
 from quatsphere.train.losses import smooth_targets
 from quatsphere.train.step import OptimisationStep
@@ -26,7 +30,7 @@ from quatsphere.train.step import OptimisationStep
 TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
 EAGER = ["qsv", "attention fused", "attention dense"]
-"""What is tried for each model in eager mode; every one of them also compiled (`--compile`), and in bf16."""
+"""Variants in eager mode; `--compile` and bf16 add the same variants compiled and in bf16."""
 
 
 class DenseAttention(nn.Module):
@@ -56,7 +60,7 @@ class DenseAttention(nn.Module):
 
 
 def build(variant: str, **overrides: Any) -> Any:
-    """The model of a variant: `qsv`, `attention fused`, `attention dense`; further words are how it is run."""
+    """Build the model of a variant: `qsv`, `attention fused` or `attention dense`; further words choose how it runs."""
     name, *how = variant.split()
     model = create_model(name, **overrides)
     if "dense" in how:
@@ -67,7 +71,7 @@ def build(variant: str, **overrides: Any) -> Any:
 
 
 def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
-    """Eager ones, then the same compiled, then all of them in bf16."""
+    """Names of the variants: eager, then compiled, then all of them in bf16."""
     names = EAGER + [f"{name} compiled" for name in EAGER if compiled]
     return names + [f"{name} bf16" for name in names if bf16]
 
@@ -124,9 +128,9 @@ GROUPS: list[tuple[str, tuple[str, ...]]] = [
     ("layer norm", ("aten::native_layer_norm",)),
     ("GEMM", ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn")),
 ]
-"""part -> how the names of its operators begin; of nested operators the outermost that matches counts."""
+"""part -> prefixes of the names of its operators; of nested operators the outermost that matches counts."""
 WHOLE = "quatsphere::step"
-"""Whole steps: what no part inside them claims is their forward pass, field, kernel and Hamilton block in one."""
+"""Fused steps: their time outside all listed parts is the forward pass of field, kernel and Hamilton block."""
 
 
 def group_of(names: list[str]) -> str:
@@ -140,7 +144,7 @@ def group_of(names: list[str]) -> str:
 
 
 def profiled(run: Pass, steps: int = 2) -> list[dict[str, Any]]:
-    """Milliseconds per step and share of every part, largest first; the profiler's own cost is in it."""
+    """Milliseconds per step and share of every part, largest first; the profiler's overhead is included."""
     run()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         for _ in range(steps):
@@ -205,3 +209,55 @@ def forward_flops(config: object) -> int:
 def training_flops(config: object) -> int:
     """Floating-point operations of a training step per image: forward, and twice as much backward."""
     return 3 * forward_flops(config)
+
+
+SIZES = [1_280, 3_200, 10_000, 32_000, 100_000]
+"""Vertices in all shells; the five shells have 1, 1.5, 2, 2.5 and 3 tenths of them."""
+NEIGHBOURS = 16
+
+
+def scaling_settings(vertices: int, dim: int) -> dict[str, int]:
+    """Valid settings of a QSV with this total number of vertices."""
+    if vertices < 10 * NEIGHBOURS:
+        raise ConfigError(f"scaling needs {10 * NEIGHBOURS} vertices or more, k of them on each shell: got {vertices}")
+    settings = {"dim": dim, "base_vertices": vertices // 10, "neighbours": NEIGHBOURS}
+    model_config("qsv", **settings)
+    return settings
+
+
+def compile_kernels(dim: int) -> None:
+    """Compile the kernels by a training step of a small model."""
+    TrainingStep("qsv", 1, dim=dim, base_vertices=16, shells=2, neighbours=8)()
+
+
+def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a training step of a QSV of this size, and the memory that training adds to this process."""
+    settings = scaling_settings(vertices, dim)
+    compile_kernels(dim)
+    steps: list[TrainingStep] = []
+
+    def start() -> None:
+        steps.append(TrainingStep("qsv", 1, **settings))
+        steps[0]()
+        steps[0].repulse()
+
+    peak = peak_mb(start)
+    disable_malloc_trimming()  # as in training; only after the peak is measured, from which it would hide memory
+    model = steps[0].model
+    laps = best_and_median(interleave({"step": steps[0]}, rounds)["step"])
+    return {
+        "vertices": sum(model.layout.vertex_counts),
+        "dim": dim,
+        "seconds": laps["best_ms"] / 1000,
+        "median_seconds": laps["median_ms"] / 1000,
+        "peak_mb": peak,
+    }
+
+
+def exponent(points: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Exponent p of the least-squares fit key = c vertices^p; nan for a single size."""
+    x = [math.log(point["vertices"]) for point in points]
+    y = [math.log(point[key]) for point in points]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else math.nan

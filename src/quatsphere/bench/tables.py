@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quatsphere.bench.measure import compare_benchmarks
-from quatsphere.bench.scaling import exponent
+from quatsphere.bench.step import exponent
 
 Column = tuple[str, str, str]
 """(key, heading, format)."""

@@ -51,14 +51,14 @@ def run(words: list[str]) -> int:
 def write_pages(folder: Path) -> dict[str, str]:
     """Diagnose the run, write the view, if the model has shells, and the report, which links to it."""
     from quatsphere.cli.console import note, read_dataset_of
-    from quatsphere.cli.diagnose import diagnose_split, save_diagnosis
+    from quatsphere.cli.diagnose import diagnose_with_bar, save_diagnosis
     from quatsphere.report.run_report import write_run_report
     from quatsphere.report.view import example_images, write_view
     from quatsphere.train.load import load
 
     trained = load(str(folder))
     dataset = read_dataset_of(trained)
-    save_diagnosis(trained, diagnose_split(trained, dataset, images=DIAGNOSED))
+    save_diagnosis(trained, diagnose_with_bar(trained, dataset, images=DIAGNOSED))
     pages = {"report": str(folder / "report.html")}
     if hasattr(trained.model, "layout"):
         pages["view"] = str(folder / "view.html")
@@ -68,7 +68,7 @@ def write_pages(folder: Path) -> dict[str, str]:
 
 
 def free_folder(wanted: str) -> str:
-    """Return the wanted folder, with a number appended if it exists: a demo never asks and never overwrites."""
+    """Return the wanted folder, with a number appended if it exists: a demo never overwrites."""
     from quatsphere.errors import ConfigError
 
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
@@ -37,10 +36,11 @@ def run(words: list[str]) -> int:
     from quatsphere.train.load import load
 
     trained = load(options.run, options.checkpoint)
+    sizes = {name: getattr(options, name) for name in ("split", "images", "accuracy_images")}
     if options.fingerprint:
-        return show_fingerprint(trained, options)
+        return show_fingerprint(trained, options, sizes)
     dataset = read_dataset_of(trained, options.data_root)
-    found = diagnose_split(trained, dataset, options.split, options.images, options.accuracy_images)
+    found = diagnose_with_bar(trained, dataset, **sizes)
     saved = None if options.no_save else save_diagnosis(trained, found)
     if options.json:
         print(json.dumps(finite(found)))
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def show_fingerprint(trained: Any, options: Any) -> int:
+def show_fingerprint(trained: Any, options: Any, sizes: dict[str, Any]) -> int:
     """Print the paper's diagnostics beside ours, with a verdict for each."""
     from quatsphere.cli.console import read_dataset_of
     from quatsphere.diagnostics.fingerprint import REQUIRED_SECTIONS, fingerprint
@@ -62,8 +62,7 @@ def show_fingerprint(trained: Any, options: Any) -> int:
     if not has_field(trained.model):
         raise ConfigError(f"run '{trained.run.name}' has a model without quaternions; name a run of QSV")
     dataset = read_dataset_of(trained, options.data_root)
-    sizes = options.split, options.images, options.accuracy_images
-    found = fingerprint(diagnose_split(trained, dataset, *sizes, only=REQUIRED_SECTIONS))
+    found = fingerprint(diagnose_with_bar(trained, dataset, **sizes, only=REQUIRED_SECTIONS))
     if options.json:
         print(json.dumps(found))
         return 0
@@ -72,31 +71,12 @@ def show_fingerprint(trained: Any, options: Any) -> int:
     return 0
 
 
-def diagnose_split(
-    trained: Any,
-    dataset: Any,
-    split: Literal["train", "val", "test"] = "val",
-    images: int = 256,
-    accuracy_images: int | None = None,
-    only: Collection[str] | None = None,
-) -> dict[str, Any]:
-    """Diagnose a run on the data it was trained on, with a bar; `only` names the sections, by default all."""
+def diagnose_with_bar(trained: Any, dataset: Any, **options: Any) -> dict[str, Any]:
+    """Diagnose a run on the data it was trained on; `options` as in `quatsphere.diagnostics.diagnose`."""
     from quatsphere.cli.console import Ticker
-    from quatsphere.diagnostics import diagnose
-    from quatsphere.diagnostics.sections import SECTIONS
 
     with Ticker("diagnosing") as ticker:
-        found = diagnose(
-            trained.model,
-            dataset,
-            split=split,
-            images=images,
-            accuracy_images=accuracy_images,
-            seed=trained.config.train.seed,
-            metrics=trained.run.read_metrics(),
-            only=tuple(SECTIONS) if only is None else only,
-            progress=lambda section, done, total: ticker(done, total),
-        )
+        found = trained.diagnose(dataset, progress=lambda section, done, total: ticker(done, total), **options)
     return {"run": trained.run.name, "step": trained.step, **found}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from rich.console import Console
 
@@ -18,12 +17,14 @@ def run(words: list[str]) -> int:
     add_data_root(parser)
     add_json(parser)
     args = parser.parse_args(words)
-    from quatsphere.cli.console import evaluation_table
+    from quatsphere.cli.console import Ticker, evaluation_table, read_dataset_of
     from quatsphere.storage.atomic import finite
     from quatsphere.train.load import load
 
     trained = load(args.run, args.checkpoint)
-    report = evaluate_split(trained, args.data_root, args.split)
+    dataset = read_dataset_of(trained, args.data_root)
+    with Ticker("evaluating") as ticker:
+        report = trained.evaluate(args.split, dataset, progress=ticker).report()
     if args.json:
         facts = {"run": str(trained.run.path), "split": args.split, "step": trained.step, **report}
         print(json.dumps(finite(facts)))
@@ -31,13 +32,3 @@ def run(words: list[str]) -> int:
     Console().print(evaluation_table(report, f"{args.split} images, step {trained.step}"))
     print(f"{args.split} accuracy {report['accuracy']:.4f}   nll {report['nll']:.4f}   ece {report['ece']:.4f}")
     return 0
-
-
-def evaluate_split(trained: Any, root: str | None, split: Any) -> dict[str, Any]:
-    """Every measure of one split."""
-    from quatsphere.cli.console import Ticker, read_dataset_of
-    from quatsphere.train.evaluation import evaluate
-
-    dataset = read_dataset_of(trained, root)
-    with Ticker("evaluating") as ticker:
-        return evaluate(trained.model, dataset, split, progress=ticker).report()

@@ -51,10 +51,7 @@ def drawings(options: Any) -> Iterator[tuple[str, Any]]:
     records = study.read_results(options.results) if options.results else []
     benched = list(data.bench_figures(options.bench)) if options.bench else []
     return chain(
-        data.schematics(*study.costs_of(records)),
-        data.run_figures(runs, note),
-        study.result_figures(records),
-        benched,
+        data.schematics(*study.costs_of(records)), data.run_figures(runs, note), study.result_figures(records), benched
     )
 
 

@@ -148,8 +148,8 @@ def _check_plan(name: str, data_root: str | None) -> int:
 
 def _check_results(folder: str) -> int:
     """Verify the seals, settings and fields of every cell, and compare its predictions with its accuracies."""
+    from quatsphere.study.record import inconsistencies
     from quatsphere.study.results import Results
-    from quatsphere.study.verify import inconsistencies
 
     results = Results(folder)
     results.require()
@@ -196,8 +196,8 @@ def _read_cells(folder: str) -> list[dict[str, Any]]:
 
 def seal_cells(options: argparse.Namespace) -> int:
     """Write the cells that have no seal again, with one; refuse if a cell is damaged."""
+    from quatsphere.study.record import inconsistencies
     from quatsphere.study.results import Results
-    from quatsphere.study.verify import inconsistencies
 
     results = Results(options.results)
     results.require()
@@ -363,8 +363,8 @@ def verify_cell(options: argparse.Namespace) -> int:
     import tempfile
 
     from quatsphere.cli.console import LiveReporter
+    from quatsphere.study.record import describe_comparison, retrain
     from quatsphere.study.results import Results
-    from quatsphere.study.verify import describe_comparison, retrain
 
     results = Results(options.results)
     results.require()

@@ -15,19 +15,27 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def require_fraction(value: float, name: str, *, closed: bool) -> None:
-    """Require a fraction in [0, 1], or in [0, 1) unless closed."""
-    upper = "1]" if closed else "1)"
-    ok = 0 <= value <= 1 if closed else 0 <= value < 1
-    require(ok, f"{name} must lie in [0, {upper}: got {value}")
+def require_fractions(config: object, *names: str, closed: bool = False) -> None:
+    """Require fields that are fractions in [0, 1), or in [0, 1] if closed."""
+    for name in names:
+        value = getattr(config, name)
+        ok = 0 <= value <= 1 if closed else 0 <= value < 1
+        require(ok, f"{name} must lie in [0, {'1]' if closed else '1)'}: got {value}")
 
 
-def require_finite(value: float, name: str, minimum: float = 0.0) -> None:
-    """Require a finite number that is not below the minimum."""
-    require(
-        math.isfinite(value) and value >= minimum,
-        f"{name} must be a finite number >= {minimum:g}: got {value}",
-    )
+def require_finite(config: object, *names: str, minimum: float = 0.0) -> None:
+    """Require fields that are finite numbers not below the minimum."""
+    for name in names:
+        value = getattr(config, name)
+        ok = math.isfinite(value) and value >= minimum
+        require(ok, f"{name} must be a finite number >= {minimum:g}: got {value}")
+
+
+def require_at_least(config: object, minimum: int, *names: str, also: str = "") -> None:
+    """Require fields that are not below the minimum; None is allowed where the type allows it."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= minimum, f"{name} must be >= {minimum}{also}: got {value}")
 
 
 _ADDED: dict[Any, list[str]] = {}

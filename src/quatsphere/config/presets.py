@@ -45,10 +45,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "paper-linear": {**BASELINE, "model": {"name": "linear"}},
     "lite": {**LITE, "model": LITE_QSV},
     "lite-attention": {**LITE, "model": {"name": "attention", "budget": LITE_BUDGET, **LITE_SHELLS}},
-    "lite-flat": {
-        **LITE,
-        "model": {"name": "attention", "layout": "plane", "budget": LITE_BUDGET, **LITE_SHELLS},
-    },
+    "lite-flat": {**LITE, "model": {"name": "attention", "layout": "plane", "budget": LITE_BUDGET, **LITE_SHELLS}},
     "lite-resnet20": {**LITE, "model": {"name": "resnet20", "width": 10}},
     "demo": {
         "data": {"name": "digits", "crop_pad": 1, "flip": False, "trivial_augment": False},

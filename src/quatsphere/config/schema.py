@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quatsphere.config.checks import check_types, require, require_finite, require_fraction
+from quatsphere.config.checks import check_types, require, require_at_least, require_finite, require_fractions
 
 LayoutName = Literal["sphere", "plane"]
 ResampleMode = Literal["index", "geometric"]
@@ -53,14 +53,10 @@ class LatticeConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
-        require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
-        require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
+        require_at_least(self, 1, "image_size", "in_channels")
+        require_at_least(self, 2, "num_classes")
         require(self.shells >= 1, f"shells must be >= 1: got {self.shells}; nearest legal value 1")
-        require(
-            self.base_vertices >= 4,
-            f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4",
-        )
+        require(self.base_vertices >= 4, f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4")
         require(
             self.neighbours is None or 1 <= self.neighbours <= self.base_vertices,
             f"neighbours must lie in 1..{self.base_vertices}, the vertices of the smallest shell: "
@@ -131,7 +127,7 @@ class QSVConfig(LatticeConfig):
             f"dim must equal 4 * heads * channels, a multiple of {block}: got {self.dim}; "
             f"nearest legal value {nearest}",
         )
-        require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
+        require_at_least(self, 0, "rounds")
         if self.beta_start is not None:
             require(
                 0.1 < self.beta_start <= 1e6,
@@ -141,8 +137,7 @@ class QSVConfig(LatticeConfig):
             not (self.routing == "geometric" and self.layout == "plane"),
             "routing 'geometric' compares directions on the sphere; use layout 'sphere' or another routing",
         )
-        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
-        require_fraction(self.output_dropout, "output_dropout", closed=False)
+        require_fractions(self, "attention_dropout", "output_dropout")
 
     @property
     def channels(self) -> int:
@@ -177,18 +172,17 @@ class AttentionConfig(LatticeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.rounds >= 0, f"rounds must be >= 0: got {self.rounds}")
+        require_at_least(self, 0, "rounds")
         require(self.heads is None or self.heads >= 1, f"heads must be >= 1: got {self.heads}; nearest legal value 1")
-        require(self.budget is None or self.budget >= 1, f"budget must be >= 1 or none: got {self.budget}")
+        require_at_least(self, 1, "budget", also=" or none")
         if self.dim is not None:
-            require(self.dim >= 1, f"dim must be >= 1: got {self.dim}")
+            require_at_least(self, 1, "dim")
             nearest = None if self.heads is None else max(1, round(self.dim / self.heads)) * self.heads
             require(
                 self.heads is None or self.dim % self.heads == 0,
                 f"dim must be a multiple of heads={self.heads}: got {self.dim}; nearest legal value {nearest}",
             )
-        require_fraction(self.attention_dropout, "attention_dropout", closed=False)
-        require_fraction(self.output_dropout, "output_dropout", closed=False)
+        require_fractions(self, "attention_dropout", "output_dropout")
 
 
 @dataclass(frozen=True)
@@ -208,10 +202,9 @@ class ResNet20Config:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.image_size >= 4, f"image_size must be >= 4: got {self.image_size}")
-        require(self.in_channels >= 1, f"in_channels must be >= 1: got {self.in_channels}")
-        require(self.num_classes >= 2, f"num_classes must be >= 2: got {self.num_classes}")
-        require(self.width >= 1, f"width must be >= 1: got {self.width}")
+        require_at_least(self, 4, "image_size")
+        require_at_least(self, 2, "num_classes")
+        require_at_least(self, 1, "in_channels", "width")
 
 
 @dataclass(frozen=True)
@@ -263,18 +256,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_fraction(self.val_fraction, "val_fraction", closed=False)
-        require_fraction(self.test_fraction, "test_fraction", closed=False)
+        require_fractions(self, "val_fraction", "test_fraction")
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
-        require(
-            self.max_train_images is None or self.max_train_images >= 1,
-            f"max_train_images must be >= 1: got {self.max_train_images}",
-        )
-        require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
-        require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
-        require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
-        require_finite(self.mixup, "mixup")
-        require_finite(self.cutmix, "cutmix")
+        require_at_least(self, 1, "max_train_images", "image_size")
+        require_at_least(self, 0, "crop_pad", "skip_bad")
+        require_finite(self, "mixup", "cutmix")
 
 
 @dataclass(frozen=True)
@@ -317,14 +303,11 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("peak_lr", "weight_decay", "position_lr", "bound_lr_factor", "quaternion_lr", "repulsion_start"):
-            require_finite(getattr(self, name), name)
+            require_finite(self, name)
             require(getattr(self, name) <= 1e6, f"{name} must be <= 1e6, float32 overflows: got {getattr(self, name)}")
-        for name in ("initial_div", "final_div"):
-            require_finite(getattr(self, name), name, minimum=1.0)
-        require_fraction(self.warmup, "warmup", closed=True)
-        require_fraction(self.repulsion_until, "repulsion_until", closed=True)
-        require(self.repulsion_neighbours >= 1, f"repulsion_neighbours must be >= 1: got {self.repulsion_neighbours}")
-        require(self.repulsion_every >= 1, f"repulsion_every must be >= 1: got {self.repulsion_every}")
+        require_finite(self, "initial_div", "final_div", minimum=1.0)
+        require_fractions(self, "warmup", "repulsion_until", closed=True)
+        require_at_least(self, 1, "repulsion_neighbours", "repulsion_every")
 
 
 @dataclass(frozen=True)
@@ -372,19 +355,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, minimum in (("epochs", 1), ("batch_size", 1), ("keep_checkpoints", 2), ("seed", 0)):
-            require(getattr(self, name) >= minimum, f"{name} must be >= {minimum}: got {getattr(self, name)}")
-        for name in ("patience", "threads", "checkpoint_steps"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be >= 1 or none: got {value}")
+        require_at_least(self, 1, "epochs", "batch_size")
+        require_at_least(self, 2, "keep_checkpoints")
+        require_at_least(self, 0, "seed")
+        require_at_least(self, 1, "patience", "threads", "checkpoint_steps", also=" or none")
         require(
             re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device) is not None,
             f"device must be auto, cpu, cuda, mps or xpu, or one by number as in cuda:1: got {self.device!r:.40}",
         )
-        for name in ("min_delta", "smoothness", "head_diversity", "beta_penalty"):
-            require_finite(getattr(self, name), name)
-        require_finite(self.checkpoint_seconds, "checkpoint_seconds", minimum=0.1)
-        require_fraction(self.label_smoothing, "label_smoothing", closed=False)
+        require_finite(self, "min_delta", "smoothness", "head_diversity", "beta_penalty")
+        require_finite(self, "checkpoint_seconds", minimum=0.1)
+        require_fractions(self, "label_smoothing")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
-from quatsphere.models.steps import model_steps
+from quatsphere.models.lattice import model_steps
 
 Clock = Callable[[], float]
 Method = tuple[str, Any, str]

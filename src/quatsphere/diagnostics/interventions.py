@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
 from quatsphere.models import Model
+from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.models.scoring import Evaluation
-from quatsphere.models.steps import ModelStep, model_steps
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from quatsphere.data import Dataset, Split
 from quatsphere.data.augment import normalized_batches
 from quatsphere.diagnostics.measures import orientation_spread, score_spread, tangent_norms, weight_histogram
 from quatsphere.models import Model, build_model
+from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.models.scoring import Evaluation, batch_logits
-from quatsphere.models.steps import ModelStep, model_steps
 from quatsphere.nn.measures import routing_entropy, routing_peak
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.nn.trace import Trace

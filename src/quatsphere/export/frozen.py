@@ -17,7 +17,7 @@ from quatsphere.export.frozen_qsv import FrozenQSV
 from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
 from quatsphere.export.sampling import PatchSampler
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
-from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.models.lattice import ModelStep, model_steps
 
 
 class FrozenModel(nn.Module):

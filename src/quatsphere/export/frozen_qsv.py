@@ -19,7 +19,7 @@ from quatsphere.export.parts import Interpolation, constant, permuted_linear, sa
 from quatsphere.geometry.quaternion import block_expand
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV
-from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.field import LearnedBound, NoPerturbation, ShellField
 from quatsphere.nn.layout import Shell
 from quatsphere.nn.pooling import MeanPooling, PerHeadPooling

@@ -36,10 +36,7 @@ def edge_ratio(vertex_counts: list[int], neighbour_counts: list[int]) -> float:
 
 
 def nearest_neighbours(
-    targets: Float[Tensor, "t d"],
-    sources: Float[Tensor, "s d"],
-    k: int,
-    metric: Metric = "euclidean",
+    targets: Float[Tensor, "t d"], sources: Float[Tensor, "s d"], k: int, metric: Metric = "euclidean"
 ) -> Int[Tensor, "t {k}"]:
     """The k nearest sources of each target `(V_target, k)`, nearest first, ties ordered by index.
 

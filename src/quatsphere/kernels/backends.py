@@ -29,7 +29,7 @@ class TorchBackend:
     name = "factored"
     description = "plain torch"
     widens = True
-    """Whether the attention kernel takes inputs of one dtype only."""
+    """True if the attention kernel needs all inputs in one dtype."""
     graphs: tuple[str, ...] = ("regular", "ragged", "rotated")
     """Kinds of graph: k neighbours per target, any number, rotations of edges."""
 

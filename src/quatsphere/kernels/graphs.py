@@ -170,7 +170,7 @@ def _check_integers(what: str, tensor: Tensor) -> None:
 
 
 _ranges: Any = WeakTensorKeyDictionary()
-"""Index tensor -> (version, least, greatest): a GPU is asked once per graph."""
+"""Index tensor -> (version, least, greatest): a GPU is queried once per graph."""
 
 
 def _check_range(what: str, indices: Tensor, count: int, gaps: bool = False) -> bool:

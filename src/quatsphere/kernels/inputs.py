@@ -67,11 +67,6 @@ class AttentionInputs:
             check_shape("target_directions", self.target_directions, (T, 3))
             check_shape("source_directions", self.source_directions, (S, 3))
 
-    @property
-    def named_rules(self) -> bool:
-        """Whether routing and transport are both built in, so that a fused kernel can have them."""
-        return isinstance(self.routing, str) and isinstance(self.transport, str)
-
     def survivors(self, dtype: torch.dtype) -> Tensor | None:
         """Factor of the weights after the softmax: keep_scale where kept, else zero; None without dropout."""
         return None if self.keep is None else self.keep.to(dtype) * self.keep_scale

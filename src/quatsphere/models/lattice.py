@@ -1,14 +1,18 @@
-"""Common parts of the models on lattices: layout, dropout keys, parameter counts."""
+"""Common parts of the models: base classes, the layout of a configuration, the steps on its shells."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from quatsphere.config import AttentionConfig, LatticeConfig, LinearConfig, QSVConfig
-from quatsphere.nn.layout import Layout, Shell, plane_shells, sphere_shells
+from quatsphere.nn.layout import Graph, Layout, Shell, plane_shells, sphere_shells
 from quatsphere.nn.patch_embedding import PatchEmbedding
-from quatsphere.nn.roles import parameter_roles
+
+ROLES = ("quaternions", "positions", "bounds", "betas", "gates", "weights")
+"""Roles of parameters."""
 
 
 def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
@@ -32,10 +36,43 @@ def _plane(config: LatticeConfig, learned: bool) -> list[Shell]:
     return plane_shells(config.base_vertices, config.shells, config.plane_rows)
 
 
-class LatticeModel(nn.Module):
-    """A model on nested shells: image -> tokens on the first shell -> ... -> pooled vector -> logits."""
+class ImageModel(nn.Module):
+    """A model from images (B, C, Y, X) to logits (B, classes); by default nothing is constrained or unreachable."""
 
     PARTS: tuple[tuple[str, str], ...] = ()
+    """(part, fragment of the names of its parameters); the first that matches counts."""
+
+    def constrain(self) -> None:
+        """Restore the constraints of the parameters; call it after every optimiser step."""
+
+    def parameter_roles(self) -> dict[str, list[str]]:
+        """role -> parameter names, for the optimiser.
+
+        Modules declare the roles of their own parameters in `roles`; all others are weights.
+        """
+        roles: dict[str, list[str]] = {role: [] for role in ROLES}
+        for prefix, module in self.named_modules():
+            declared: dict[str, str] = getattr(module, "roles", {})
+            for name, _ in module.named_parameters(recurse=False):
+                roles[declared.get(name, "weights")].append(f"{prefix}.{name}" if prefix else name)
+        return roles
+
+    def parameter_parts(self) -> dict[str, int]:
+        """part -> number of parameters; every parameter belongs to one part."""
+        counts: dict[str, int] = {}
+        for name, parameter in self.named_parameters():
+            part = next(part for part, fragment in self.PARTS if fragment in name)
+            counts[part] = counts.get(part, 0) + parameter.numel()
+        return counts
+
+    def unreachable_parameters(self) -> set[str]:
+        """Parameters that have no gradient of the task loss; all others have one."""
+        return set()
+
+
+class LatticeModel(ImageModel):
+    """A model on nested shells: image -> tokens on the first shell -> ... -> pooled vector -> logits."""
+
     layout: Layout
 
     def sample_keys(self, images: Tensor, keys: Tensor | None) -> Tensor:
@@ -50,19 +87,30 @@ class LatticeModel(nn.Module):
         """Project vertices onto their radii and update the graphs; call it after every optimiser step."""
         self.layout.constrain()
 
-    def parameter_roles(self) -> dict[str, list[str]]:
-        """role -> parameter names, for the optimiser."""
-        return parameter_roles(self)
 
-    def parameter_parts(self) -> dict[str, int]:
-        """part -> number of parameters."""
-        return parameter_parts(self, self.PARTS)
+class ModelStep(NamedTuple):
+    """One application of the kernel, from shell `source` to shell `target` (counted from 1)."""
+
+    name: str
+    source: int
+    target: int
+    module: Any
+    graph: Graph
 
 
-def parameter_parts(model: nn.Module, parts: tuple[tuple[str, str], ...]) -> dict[str, int]:
-    """Count parameters by the first (part, fragment of the name) that matches; every parameter must match one."""
-    counts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        part = next(part for part, fragment in parts if fragment in name)
-        counts[part] = counts.get(part, 0) + parameter.numel()
-    return counts
+def step_names(shells: int, rounds: int) -> list[str]:
+    """Return the names of the steps: `within`, `cross 1` ..., `round 1` ..."""
+    return ["within", *(f"cross {i}" for i in range(1, shells)), *(f"round {i}" for i in range(1, 1 + rounds))]
+
+
+def model_steps(model: Any) -> list[ModelStep]:
+    """Return the steps of a model; empty for a model without shells."""
+    layout: Any = getattr(model, "layout", None)
+    if layout is None:
+        return []
+    cross, rounds, last = model.cross, model.rounds, len(layout.shells)
+    ends = [(1, 1), *((i, i + 1) for i in range(1, last)), *([(last, last)] * len(rounds))]
+    modules = [model.within, *cross, *rounds]
+    graphs = [layout.within, *layout.cross, *([layout.last] * len(rounds))]
+    names = step_names(last, len(rounds))
+    return [ModelStep(n, *e, m, g) for n, e, m, g in zip(names, ends, modules, graphs, strict=True)]

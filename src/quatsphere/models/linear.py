@@ -6,13 +6,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import LinearConfig
-from quatsphere.models.lattice import build_layout, parameter_parts
+from quatsphere.models.lattice import ImageModel, build_layout
 from quatsphere.nn.patch_embedding import make_stencil, sample_image
-from quatsphere.nn.roles import parameter_roles
 from quatsphere.nn.trace import Trace
 
 
-class LinearModel(nn.Module):
+class LinearModel(ImageModel):
     """Linear(V_1 * 25 * C, classes): 96,010 parameters at the paper's size."""
 
     PARTS = (("classifier", "classifier."),)
@@ -37,18 +36,3 @@ class LinearModel(nn.Module):
         samples = sample_image(images, self.coords, self.config.wrap_longitude)
         logits = self.classifier(samples.flatten(1))
         return (logits, Trace(samples=samples, logits=logits)) if return_trace else logits
-
-    def constrain(self) -> None:
-        """Do nothing: vertices are frozen."""
-
-    def parameter_roles(self) -> dict[str, list[str]]:
-        """Role -> parameter names: all are weights."""
-        return parameter_roles(self)
-
-    def parameter_parts(self) -> dict[str, int]:
-        """Part -> number of parameters."""
-        return parameter_parts(self, self.PARTS)
-
-    def unreachable_parameters(self) -> set[str]:
-        """Return the empty set: every parameter has a gradient."""
-        return set()

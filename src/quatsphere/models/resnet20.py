@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import ResNet20Config
-from quatsphere.models.lattice import parameter_parts
-from quatsphere.nn.roles import parameter_roles
+from quatsphere.models.lattice import ImageModel
 from quatsphere.nn.trace import NoTrace, Trace
 
 
@@ -53,7 +52,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
-class ResNet20(nn.Module):
+class ResNet20(ImageModel):
     """ResNet-20 under the same pipeline: images (B, C, Y, X) -> logits (B, classes).
 
     269,722 parameters at width 16 and 10 classes: stem 464, stages 14,016 + 51,072 + 203,520, classifier 650."""
@@ -99,18 +98,3 @@ class ResNet20(nn.Module):
         logits = self.classifier(pooled)
         trace.note(lambda: {"tokens": tokens, "hidden": hidden, "pooled": pooled, "logits": logits})
         return (logits, trace) if return_trace else logits
-
-    def constrain(self) -> None:
-        """Do nothing: no parameter is constrained."""
-
-    def parameter_roles(self) -> dict[str, list[str]]:
-        """Role -> parameter names: all are weights."""
-        return parameter_roles(self)
-
-    def parameter_parts(self) -> dict[str, int]:
-        """Part -> number of parameters."""
-        return parameter_parts(self, self.PARTS)
-
-    def unreachable_parameters(self) -> set[str]:
-        """Return the empty set: every parameter has a gradient."""
-        return set()

@@ -45,11 +45,7 @@ class RiemannianAdam(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 2.5e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        self, params: Iterable[Any], lr: float = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         if not 0 <= lr < float("inf"):
             raise ConfigError(f"lr must be a finite number >= 0: got {lr}")

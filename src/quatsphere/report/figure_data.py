@@ -13,7 +13,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_json_object
-from quatsphere.study.scales import dataset_title
+from quatsphere.study.variants import dataset_title
 
 Drawing = tuple[str, Any]
 """Name of the file without its suffix, and the figure."""

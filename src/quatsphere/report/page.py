@@ -99,7 +99,7 @@ class Picture:
 
     @property
     def wide(self) -> bool:
-        """Whether the picture scrolls on a phone, because its text would become too small."""
+        """True if the picture scrolls on a phone, because its text would become too small."""
         return self.width > 380 and not self.phone
 
 
@@ -116,7 +116,7 @@ class Card:
 
     @property
     def correct(self) -> bool:
-        """Whether the prediction is the true class."""
+        """True if the prediction is the true class."""
         return self.predicted == self.truth
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.models.steps import step_names
+from quatsphere.models.lattice import step_names
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.sealed_json import misfit, read_sealed

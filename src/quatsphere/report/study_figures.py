@@ -12,9 +12,8 @@ from quatsphere.study.claims.rules import difference
 from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
 from quatsphere.study.paper_tables import paper_changes, paper_values
 from quatsphere.study.results import CellRecord, at_one_length, read_records
-from quatsphere.study.scales import dataset_title
 from quatsphere.study.statistics import Estimate, estimate_contrast, mean
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import VARIANTS, dataset_title
 
 COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
 """Variant -> short name in the caption of the costs."""

@@ -21,7 +21,7 @@ from quatsphere.data.augment import normalize
 from quatsphere.errors import ConfigError, DataError
 from quatsphere.geometry import quaternion
 from quatsphere.models import QSV, AttentionNet, build_model
-from quatsphere.models.steps import ModelStep, model_steps
+from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.report.explanations import VIEW_INTRODUCTIONS, VIEW_TIPS, words_of
 from quatsphere.report.image_samples import first_shell_samples, mean_colours, shell_positions
 from quatsphere.report.page import inline_script, security_policy, write_page

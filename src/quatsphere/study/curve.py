@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from quatsphere.errors import CheckpointError
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import TRAIN_IMAGES
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
 from quatsphere.study.tables import NONE, Table
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import TRAIN_IMAGES, VARIANTS
 from quatsphere.train.evaluation import unpack_indices
 
 Correct = NDArray[np.float64]
@@ -62,7 +61,7 @@ DATASET, SEEDS = "cifar10", (42, 1, 2, 3, 4)
 LOG_THREE = math.log(3)
 """Each length is about three times the previous one."""
 PAPER_IMAGES = 22_500_000
-"""Maximum number of images that a run of the paper sees: 500 epochs of 45,000."""
+"""Maximum number of training images of a run of the paper: 500 epochs of 45,000."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Curve:
         return "undecided" if self._slope_contradicts(decided, interval[0] > 0, interval[1] < 0) else decided
 
     def _slope_contradicts(self, decided: Verdict, rising: bool, falling: bool) -> bool:
-        """Whether a rising or falling slope contradicts a verdict."""
+        """Return True if a rising or falling slope contradicts a verdict."""
         if self.contrast.claim != "equivalent":
             to_claim, back = (falling, rising) if self.contrast.claim == "negative" else (rising, falling)
             return back if decided == "holds" else to_claim

@@ -15,10 +15,9 @@ from quatsphere.study.claims.rules import Contrast, LiesBetween
 from quatsphere.study.paper_tables import PaperTables, epoch_table, seeds_table
 from quatsphere.study.plan import base_settings
 from quatsphere.study.results import CellRecord, Results
-from quatsphere.study.scales import SCALES, TRAIN_IMAGES
 from quatsphere.study.statistics import mean
 from quatsphere.study.tables import Table, comma_separated, format_ours, format_value, format_verdict, markdown
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import SCALES, TRAIN_IMAGES, VARIANTS
 from quatsphere.train.provenance import MAY_CHANGE
 
 Decided = Mapping[str, Any]
@@ -98,7 +97,7 @@ def seeds_csv(results: Results) -> str:
 
 
 def is_short(evidence: Evidence) -> bool:
-    """Whether the cells do not have the paper's size."""
+    """Return True unless the cells have the paper's size."""
     return bool(PaperSize().missing(evidence))
 
 

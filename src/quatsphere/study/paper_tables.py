@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.claims.accuracies import POINT
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
+from quatsphere.study.claims.trained import POINT
+from quatsphere.study.plan import CONTROL_ROWS, LAYOUT_ROWS, PRECISION_ROWS, READING_ROWS, TRANSPORT_ROWS
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import STANDS_FOR, dataset_title
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean
 from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
-from quatsphere.study.variants import VARIANTS
+from quatsphere.study.variants import STANDS_FOR, VARIANTS, dataset_title
 
 ABLATION = {
     "full": (),
@@ -50,33 +50,12 @@ PROBES = {
     "quaternion_lr_high": (),
     "repulsion_strong": (),
 }
-BEYOND = {
-    "qsv_plane": "full",
-    "resample_geometric": "full",
-    "attention_resample_geometric": "attention",
-    "field_static": "full",
-    "transport_one_sided": "full",
-    "transport_projected": "full",
-    "uniform_projected": "full",
-    "frozen_identity": "full",
-    "positions_frozen": "full",
-    "rounds_none": "full",
-    "pooling_mean": "full",
-    "dropout_none": "full",
-    "auxiliaries_none": "full",
-    "plain": "full",
-    "bf16": "full",
-    "attention_bf16": "attention",
-    "transport_lift": "full",
-    "transport_lower": "full",
-    "both_off_mixed": "both_off",
-    "attention_uniform": "attention",
-    "stencil_pitch": "full",
-    "network_per_shell": "full",
-    "inner_skip": "full",
-    "pooling_per_head": "full",
-    "self_excluded": "full",
-}
+BEYOND = (
+    *LAYOUT_ROWS,
+    *TRANSPORT_ROWS,
+    *("positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none", "plain"),
+    *(*PRECISION_ROWS, *CONTROL_ROWS, *READING_ROWS),
+)
 CROSSED = {
     "QSV: sphere to plane": {"qsv_plane": 1.0, "full": -1.0},
     "attention: sphere to plane": {"flat": 1.0, "attention": -1.0},
@@ -156,11 +135,11 @@ class PaperTables:
 
     def ablation(self) -> Table:
         """Table "ablation" of the paper, for every data set that has cells."""
-        head = ("Variant", *self.accuracy_head(*self.datasets))
-        rows = [
-            (VARIANTS[row].title, *self.accuracies(row, claims, *self.datasets)) for row, claims in ABLATION.items()
-        ]
-        return Table("ablation", "Kernel ablations", head, tuple(rows))
+        return self._with_verdicts("ablation", "Kernel ablations", ABLATION, *self.datasets)
+
+    def _with_verdicts(self, name: str, title: str, rows: Mapping[str, Sequence[str]], *datasets: str) -> Table:
+        lines = [(VARIANTS[row].title, *self.accuracies(row, claims, *datasets)) for row, claims in rows.items()]
+        return Table(name, title, ("Variant", *self.accuracy_head(*datasets)), tuple(lines))
 
     def context(self) -> Table:
         """Table "context" of the paper; accuracies cited from the literature only beside CIFAR-10."""
@@ -175,9 +154,7 @@ class PaperTables:
 
     def probes(self) -> Table:
         """Probes of beta, optimisers and the robustness sweep, compared with the full model."""
-        head = ("Variant", *self.accuracy_head(self.main))
-        rows = [(VARIANTS[row].title, *self.accuracies(row, claims, self.main)) for row, claims in PROBES.items()]
-        return Table("probes", "Probes, optimisation, robustness", head, tuple(rows))
+        return self._with_verdicts("probes", "Probes, optimisation, robustness", PROBES, self.main)
 
     def beyond(self) -> Table:
         """Rows that the paper does not have, and whether they are equivalent to their reference."""
@@ -187,10 +164,10 @@ class PaperTables:
                 VARIANTS[row].title,
                 self.mean(row, self.main),
                 self.change(row, self.main),
-                VARIANTS[reference].title,
-                self.equal(row, reference),
+                VARIANTS[VARIANTS[row].reference].title,
+                self.equal(row),
             )
-            for row, reference in BEYOND.items()
+            for row in BEYOND
         ]
         return Table("beyond", "Beyond the paper: single rows", head, tuple(rows))
 
@@ -245,12 +222,12 @@ class PaperTables:
             return NONE
         return format_estimate(estimate_contrast(self.evidence.samples(dataset, "test"), difference(row, reference)))
 
-    def equal(self, row: str, reference: str) -> str:
+    def equal(self, row: str) -> str:
         """`yes` or `no` if one-sided tests decide whether the change is within one point, else `open`.
 
         `yes` must hold with the pooled variance and with the variance of this difference.
         """
-        weights = difference(row, reference)
+        weights = difference(row, VARIANTS[row].reference)
         found = Contrast(weights, dataset=self.main).estimate(self.evidence)
         own = Contrast(weights, dataset=self.main, own_variance=True).estimate(self.evidence)
         if found is None or own is None:

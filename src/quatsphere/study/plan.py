@@ -12,8 +12,7 @@ from quatsphere.config import QSVConfig, RunConfig
 from quatsphere.config.resolve import MODEL_CONFIGS, field_types, flat_settings, group_types, rename
 from quatsphere.errors import ConfigError
 from quatsphere.models import build_model
-from quatsphere.study.scales import SCALES, Scale, data_location
-from quatsphere.study.variants import find_variant, resolve_change
+from quatsphere.study.variants import SCALES, Scale, data_location, find_variant, resolve_change
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ LONG_ROWS = ("quaternion_adamw", "bound_none", "zero_init_off", "repulsion_off",
 LONGEST_ROWS = ("full", "transport_identity", "beta_warm", "attention", "attention_value_identity")
 CONTROL_ROWS = ("transport_lift", "transport_lower", "both_off_mixed", "attention_uniform")
 READING_ROWS = ("stencil_pitch", "network_per_shell", "inner_skip", "pooling_per_head", "self_excluded")
+"""Rows that replace our reading of an open point of the paper by another."""
 CIFAR100_ROWS = ("full", "transport_identity", "routing_uniform", "attention", "attention_value_identity")
 
 PLANS: dict[str, StudyPlan] = {
@@ -202,7 +202,7 @@ def reference_of(cell: Cell, plan: StudyPlan, settings: Mapping[str, Any] | None
 
 
 def _matches(name: tuple[str, str, int, int | None], only: Sequence[str]) -> bool:
-    """Whether one of the globs matches the cell's id or its row; without globs every cell matches."""
+    """Return True if one of the globs matches the cell's id or its row, or if there are no globs."""
     return not only or any(fnmatchcase(cell_id(*name), glob) or fnmatchcase(name[1], glob) for glob in only)
 
 
@@ -261,6 +261,6 @@ def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunCon
 
 
 def _is_foreign(model: str, key: str, value: Any) -> bool:
-    """Whether a value is a choice that only other models' fields of the same name have."""
+    """Return True if only other models' fields of the same name have a value as a choice."""
     choices = {name: get_args(field_types(name).get(key)) for name in MODEL_CONFIGS}
     return value not in choices[model] and any(value in others for others in choices.values())

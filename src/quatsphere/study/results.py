@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 from quatsphere.config.resolve import rename
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.optim.schedule import SCHEDULES
+from quatsphere.optim.optimisers import SCHEDULES
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.checkpoint import read_pointer
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.sealed_json import misfit, natural, positive, read_sealed, seal
-from quatsphere.study.scales import TRAIN_IMAGES
 from quatsphere.study.statistics import MIN_SEEDS
+from quatsphere.study.variants import TRAIN_IMAGES
 
 CellRecord = Mapping[str, Any]
 """A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""

@@ -1,7 +1,7 @@
 """Run a plan: train its unfinished cells, each in a separate process, on this machine or on a Ray cluster.
 
-On a Ray cluster (extra `cluster`) each cell is a task, retried on another node if its node dies. The results folder
-should be on a disk that all nodes see under the same path: a retried cell then resumes, otherwise it starts again.
+On a Ray cluster (extra `cluster`) each cell is a task, retried on another node if its node fails. The results folder
+should be on a disk that all nodes mount under the same path: a retried cell then resumes, otherwise it starts again.
 Only the runner writes results.
 """
 
@@ -34,7 +34,7 @@ WORKER_COMMAND = (sys.executable, "-m", "quatsphere.study.worker")
 """Command of a worker process."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 RETRIES = 5
-"""Number of retries of a cell on a Ray cluster after its node died."""
+"""Number of retries of a cell on a Ray cluster after its node failed."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class RayLauncher:
         return task.remote(asdict(request))
 
     def _collect(self, task: Any, request: CellRequest) -> Outcome:
-        """Outcome of a finished task, or of one whose node died too often."""
+        """Outcome of a finished task, or of one whose node failed too often."""
         try:
             record, error = self.ray.get(task)
         except self.ray.exceptions.RayError as lost:

@@ -42,7 +42,7 @@ class Estimate:
     maximum: float | None = None
     """Range over the seeds."""
     balanced: bool = True
-    """Whether all parts have n seeds."""
+    """True if all parts have n seeds."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
         """Two-sided t-interval; None if the variance is unknown."""

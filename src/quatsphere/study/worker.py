@@ -2,7 +2,7 @@
 
 The process reads a request as one line of JSON from stdin and answers with lines of JSON on the pipe that it finds as
 stdout: progress, then `record` or `error`. Stdout itself becomes the log, because libraries print on it. Stdin stays
-open as long as the parent lives; when it closes, for whatever reason, the training saves and stops, so that no cell is
+open as long as the parent runs; when it closes for any reason, the training saves and stops, so that no cell is
 ever trained by two processes.
 """
 

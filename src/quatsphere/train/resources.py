@@ -1,4 +1,4 @@
-"""Limits from outside: memory that runs out, and signals that ask a run to stop."""
+"""External limits: memory that runs out, and signals that stop a run."""
 
 from __future__ import annotations
 

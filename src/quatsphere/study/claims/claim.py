@@ -9,9 +9,8 @@ from typing import Any, Literal, Protocol
 from quatsphere.study.claims.evidence import Evidence, decay_sum
 from quatsphere.study.plan import base_settings
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import SCALES, dataset_title
 from quatsphere.study.statistics import Verdict
-from quatsphere.study.variants import find_variant
+from quatsphere.study.variants import SCALES, dataset_title, find_variant
 from quatsphere.train.provenance import MAY_CHANGE
 
 Number = float | tuple[float, ...] | str | None
@@ -58,7 +57,7 @@ class Claim:
     form: Literal["mean", "single", "range", "stated", "exact"]
     """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
     n: int | None
-    """Runs behind the paper's value, where it says so."""
+    """Number of runs behind the paper's value, if stated."""
     rule: ClaimRule
     kind: Literal["static", "trained"] = "trained"
     requires: Sequence[Requirement] = ()
@@ -152,22 +151,11 @@ class MinEpochs:
 
 
 @dataclass(frozen=True)
-class PaperGpu:
-    """Never met: speeds of the paper's code on its GPU cannot be compared with speeds of other code elsewhere."""
+class NeverMet:
+    """A condition that no results folder can meet, with the reason."""
 
-    name: str = "RTX A6000"
-
-    def missing(self, evidence: Evidence) -> str:
-        """Return the reason."""
-        return f"not comparable: the paper timed its own code on one {self.name}"
-
-
-@dataclass(frozen=True)
-class OpenQuestion:
-    """Never met: the result depends on a detail that the paper leaves open."""
-
-    detail: str
+    reason: str
 
     def missing(self, evidence: Evidence) -> str:
         """Return the reason."""
-        return f"open: depends on {self.detail}"
+        return self.reason

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from quatsphere.optim.schedule import SCHEDULES
+from quatsphere.optim.optimisers import SCHEDULES
 from quatsphere.study.results import CellRecord
-from quatsphere.study.scales import STANDS_FOR
 from quatsphere.study.statistics import Samples
+from quatsphere.study.variants import STANDS_FOR
 
 VEHICLES = ("automobile", "truck", "ship", "frog")
 ANIMALS = ("cat", "bird", "dog", "deer")
@@ -212,7 +212,7 @@ class Evidence:
         return next((name for name in candidates if name in present), claimed)
 
     def has_cells(self, dataset: str) -> bool:
-        """Whether any cell, diverged ones included, is on a data set or its substitute."""
+        """Return True if a cell, finished or diverged, is on a data set or its substitute."""
         name = self.available_dataset(dataset)
         return any(record["dataset"] == name for record in (*self.records, *self.diverged))
 

@@ -110,12 +110,12 @@ class LiesBetween:
 
     @property
     def two_sided(self) -> bool:
-        """Whether both limits are finite."""
+        """True if both limits are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     @property
     def is_equivalence(self) -> bool:
-        """Whether the claim is "no effect": any difference from 0 refutes it, unless it is within the limits."""
+        """True for the claim "no effect": any difference from 0 refutes it, unless it is within the limits."""
         return self.refuted_below == self.refuted_above == 0
 
     def margin_text(self) -> str:
