@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +33,11 @@ from quatsphere.data.dataset import (
 )
 from quatsphere.data.decode import fit_image
 from quatsphere.errors import ConfigError, DataError, printable
+from quatsphere.storage.atomic import read_regular, sha256_bytes
+
+DIGITS = Path(__file__).with_name("digits.npz")
+"""Levels uint8 (1797, 8, 8) and labels of the digits; `digits.LICENSE` has their origin and licence."""
+DIGITS_SHA256 = "4b03e719f26714ca93103c81b5779ffb84d7bf4ea72713849897f7baaa80bad4"
 
 
 def load_dataset(
@@ -185,16 +191,18 @@ def _channel_statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
 
 
 def read_digits(options: ReadOptions) -> RawDataset:
-    """Read scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), which need no download.
+    """Read scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), which come with the package.
 
     One pool of 8 x 8 greys; levels 0..16 are scaled to 0..255 and rounded.
     """
     try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError("data set 'digits' needs scikit-learn; pip install quatsphere[demo]") from error
-    source = load_digits()
-    images = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
+        data = read_regular(DIGITS, 1 << 20)
+    except OSError as error:
+        raise DataError(f"cannot read the digits ({DIGITS}: {error.strerror}); install quatsphere again") from error
+    if sha256_bytes(data) != DIGITS_SHA256:
+        raise DataError(f"the digits are damaged ({DIGITS}); install quatsphere again")
+    with np.load(io.BytesIO(data), allow_pickle=False) as source:
+        images, labels = np.rint(source["levels"] * (255 / 16)).astype(np.uint8)[:, None], source["labels"]
     unused = "--data.root is not used: digits are embedded; choose other images with --data.name"
     notes = () if options.root is None else (unused,)
-    return RawDataset(tuple(map(str, range(10))), raw_split(images, source.target), None, notes)
+    return RawDataset(tuple(map(str, range(10))), raw_split(images, labels.astype(np.int64)), None, notes)

@@ -171,6 +171,7 @@ def train(
         config = replace(config, train=threads)
         prepare_torch(config.train)
         context = RunContext(run, team, pick_device(config.train.device, team), reporter, stop)
+        choose_backend(getattr(config.model, "backend", "auto"), context.device.type)  # an error before data is read
         warning = precision_warning(config.train.precision, context.device)
         if warning is not None:
             reporter.note(warning)
