@@ -248,6 +248,8 @@ class DataConfig:
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
     fit: Literal["crop", "squash"] = "crop"
     """Treatment of images that are not square: crop to the centre, or squash both sides (paper's are square)."""
+    channels: int | None = None
+    """Convert images to 1 (grey) or 3 (RGB) channels; none keeps the data set's own, folders 3 (paper: 3)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -266,13 +268,10 @@ class DataConfig:
         require_fraction(self.val_fraction, "val_fraction", closed=False)
         require_fraction(self.test_fraction, "test_fraction", closed=False)
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
-        require(
-            self.max_train_images is None or self.max_train_images >= 1,
-            f"max_train_images must be >= 1: got {self.max_train_images}",
-        )
-        require(self.image_size is None or self.image_size >= 1, f"image_size must be >= 1: got {self.image_size}")
-        require(self.crop_pad >= 0, f"crop_pad must be >= 0: got {self.crop_pad}")
-        require(self.skip_bad >= 0, f"skip_bad must be >= 0: got {self.skip_bad}")
+        for name, minimum in (("max_train_images", 1), ("image_size", 1), ("crop_pad", 0), ("skip_bad", 0)):
+            value = getattr(self, name)
+            require(value is None or value >= minimum, f"{name} must be >= {minimum}: got {value}")
+        require(self.channels in (None, 1, 3), f"channels must be 1, 3 or none: got {self.channels}")
         require_finite(self.mixup, "mixup")
         require_finite(self.cutmix, "cutmix")
 
@@ -351,6 +350,8 @@ class TrainConfig:
     """Coefficient of the L2 penalty on the beta logits (paper: 1e-5)."""
     seed: int = 42
     """Seed of initial weights, data order, augmentation and dropout (paper: 42 and others)."""
+    init: str | None = None
+    """Start from the weights of a model folder, run or model in the box, as far as they fit (paper: none)."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

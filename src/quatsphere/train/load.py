@@ -15,6 +15,7 @@ from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_from_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalized_batches
+from quatsphere.data.in_memory import dataset_from
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
 from quatsphere.models.scoring import Evaluation, batch_logits
@@ -97,25 +98,19 @@ class TrainedModel:
     ) -> Dataset:
         """Load the data of the run, from `root` if it has moved; CheckpointError for any other data."""
         config = self.config.data if root is None else dataclasses.replace(self.config.data, root=str(root))
-        dataset = load_data(config, note or self.run.note, progress)
-        if dataset.fingerprint != self.meta["fingerprint"]:
-            raise CheckpointError(
-                f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
-                f"{self.meta['fingerprint'][:12]}); name the right files with --data.root"
-            )
-        return dataset
+        return self._require_same(load_data(config, note or self.run.note, progress))
 
     def evaluate(
         self,
         split: SplitName = "test",
-        data: Dataset | str | Path | None = None,
+        data: Any = None,
         *,
         progress: ProgressCallback | None = None,
     ) -> Evaluation:
-        """Evaluate on a split of the run's data, of the same data at another path, or of a loaded data set."""
+        """Evaluate on a split of the run's data, of the same data at another path or from Python, or of a data set."""
         return evaluate(self.model, self._data(data), split, progress=progress)
 
-    def diagnose(self, data: Dataset | str | Path | None = None, **options: Any) -> dict[str, Any]:
+    def diagnose(self, data: Any = None, **options: Any) -> dict[str, Any]:
         """Measure routing, field, vertices, accuracy and cost; `options` as in `quatsphere.diagnostics.diagnose`."""
         from quatsphere.diagnostics import diagnose
 
@@ -126,8 +121,21 @@ class TrainedModel:
         """Write a model folder: weights, settings, preprocessing and model card; `load` reads it anywhere."""
         return pack(self, folder, licence=licence, overwrite=overwrite)
 
-    def _data(self, data: Dataset | str | Path | None) -> Dataset:
-        return data if isinstance(data, Dataset) else self.dataset(data)
+    def _data(self, data: Any) -> Dataset:
+        """The run's data, from a path or from the torch Dataset that was passed to `train`; a `Dataset` as it is."""
+        if isinstance(data, Dataset):
+            return data
+        if data is None or isinstance(data, str | Path):
+            return self.dataset(data)
+        return self._require_same(dataset_from(data, self.config.data))
+
+    def _require_same(self, dataset: Dataset) -> Dataset:
+        if dataset.fingerprint != self.meta["fingerprint"]:
+            raise CheckpointError(
+                f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
+                f"{self.meta['fingerprint'][:12]}); name the right files with --data.root"
+            )
+        return dataset
 
     def __repr__(self) -> str:
         parameters = sum(p.numel() for p in self.model.parameters())
