@@ -56,6 +56,8 @@ MISSING = (
     ("fast", ["train", "--preset", "demo", "--run-dir", "x", "--model.backend", "numba_cpu"]),
     ("gpu", ["train", "--preset", "demo", "--run-dir", "x", "--model.backend", "triton_gpu"]),
     ("export", ["export", "digits-qsv", "--to", "onnx", "-o", "x.onnx"]),
+    ("hub", ["predict", "photo.png", "--model", "hf://owner/name"]),
+    ("hub", ["pack", "digits-qsv", "-o", "x", "--push", "owner/name"]),
     ("cluster", ["study", "run", "smoke", "--results", "x", "--launcher", "ray"]),
 )
 

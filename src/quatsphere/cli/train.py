@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.cli.parser import SettingsParser, environment_settings, truth
-from quatsphere.config.resolve import Layer, flatten
+from quatsphere.config.resolve import NONE_WORDS, Layer, flatten
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.run_folder import RunFolder, nearest_run
 from quatsphere.storage.safe_yaml import read_yaml
@@ -97,13 +97,14 @@ def base_settings(args: argparse.Namespace) -> Layer | None:
     if args.help:
         return None
     given = {**environment_settings(), **{key: value for key, value in vars(args).items() if "." in key}}
+    given = {key: value for key, value in given.items() if value.lower() not in NONE_WORDS}
     settings = {} if args.preset or args.config else own_images(given)
     if given.get("train.init"):
         from quatsphere.train.initial_weights import initial_settings
 
         start = initial_settings(given["train.init"])
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")} | start
-    return Layer("own images" if settings else "none", settings)
+    return Layer("images and initial model", settings)
 
 
 def own_images(given: dict[str, Any]) -> dict[str, Any]:

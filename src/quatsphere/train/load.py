@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, step_title, steps_in
 from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import SplitName, evaluate
+from quatsphere.train.hub import HUB_PREFIX, is_repository, pull, pull_address, push
 from quatsphere.train.predict import ImageLike, Predictions, image_pixels, normalize_levels, split_images
 from quatsphere.train.pretrained import pack, unpack
 from quatsphere.train.run import load_data
@@ -121,6 +123,24 @@ class TrainedModel:
         """Write a model folder: weights, settings, preprocessing and model card; `load` reads it anywhere."""
         return pack(self, folder, licence=licence, overwrite=overwrite)
 
+    def push_to_hub(
+        self, repository: str, *, licence: str = "other", private: bool = False, revision: str | None = None
+    ) -> str:
+        """Upload the model folder to the Hugging Face Hub (extra `hub`) as OWNER/NAME; return the commit's address."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.save_pretrained(Path(folder) / repository.rpartition("/")[2], licence=licence)
+            return push(path, repository, private=private, revision=revision)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> TrainedModel:
+        """Load a model folder, a run, a model in the box, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
+
+        A folder comes before a name of the Hub; what is fetched is verified before it is used.
+        """
+        if not Path(source).exists() and is_repository(str(source)):
+            return load(pull(str(source), revision))
+        return load(source)
+
     def _data(self, data: Any) -> Dataset:
         """The run's data, from a path or from the torch Dataset that was passed to `train`; a `Dataset` as it is."""
         if isinstance(data, Dataset):
@@ -155,11 +175,11 @@ class TrainedModel:
 def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    A folder comes before a name. `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
+    `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub (extra `hub`). A folder comes before a name. `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
     step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
     on stderr. `quatsphere models` lists the names.
     """
-    path = Path(source)
+    path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists() and str(source) in shipped_models():
         path = shipped_model(str(source))
     if is_model_folder(path):
