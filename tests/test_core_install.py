@@ -100,4 +100,3 @@ def test_a_missing_extra_is_one_line_that_names_it(core: dict[str, list], index:
 
 def test_refused_commands_write_nothing(core: dict[str, list]) -> None:
     assert [name for name in core["files"] if name != "__pycache__"] == ["photo.png", "sitecustomize.py"]
-

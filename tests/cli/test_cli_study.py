@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,17 +123,6 @@ def test_status(command: Command, folder: str) -> None:
 def test_mistakes(words: tuple[str, ...], code: int, message: str, fails: Command) -> None:
     fails(code, message, *words)
     assert not Path("x").exists()
-
-
-def test_missing_data_is_found_before_the_first_cell(tmp_path: Path) -> None:
-    words = (sys.executable, "-m", "quatsphere", "study", "run", "smoke", "--results", str(tmp_path / "x"))
-    changes = ("--set", "data.name=idx", "--set", f"data.root={tmp_path / 'nowhere'}")
-    ended = subprocess.run((*words, *changes), capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 3
-    assert "started" not in ended.stdout
-    (line,) = ended.stderr.splitlines()
-    assert line.endswith("check --data.root")
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

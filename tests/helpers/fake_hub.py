@@ -38,7 +38,9 @@ class FakeHub(BaseHTTPRequestHandler):
             self.files.setdefault(name, {})
             self._answer({"url": f"{self._address()}/{name}", "id": name})
         elif "/preupload/" in path:
-            files = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]]
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
             self._answer({"files": files})
         elif "/commit/" in path:
             repository = "/".join(path.split("/")[3:5])

@@ -101,7 +101,7 @@ def test_what_is_not_as_packed_is_refused(exchange: dict[str, Any], name: str) -
 
 def test_refused_weights_are_not_fetched(exchange: dict[str, Any]) -> None:
     fetched = [request for request in exchange["requests"] if "/resolve/" in request]
-    assert not any(f"huge/resolve/" in request and MODEL_WEIGHTS in request for request in fetched)
+    assert not any("huge/resolve/" in request and MODEL_WEIGHTS in request for request in fetched)
     assert not any("pickled/resolve" in request for request in fetched)
 
 

@@ -1,4 +1,4 @@
-"""quatsphere data get|verify|preview|cache: download a data set, check it, draw what is sampled of it, empty the cache."""
+"""quatsphere data get|verify|preview|cache: download data, check them, draw what is sampled, empty the cache."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def _cache(args: argparse.Namespace) -> int:
         print(json.dumps({**usage, "freed": freed}))
         return 0
     for name, found in usage.items():
-        print(f"{name:<10} {found['files']:>6} files {size_text(found['bytes']):>12}  {found['path']}  ({CACHED[name]})")
+        print(
+            f"{name:<10} {found['files']:>6} files {size_text(found['bytes']):>12}  {found['path']}  ({CACHED[name]})"
+        )
     if args.clear:
         print(f"freed {size_text(freed)}")
     return 0

@@ -40,7 +40,9 @@ def make_parser() -> SettingsParser:
         show_fields=True,
     )
     flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": truth, "metavar": "true|false"}
-    parser.add_argument("--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints [own images: runs/NAME]")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints [own images: runs/NAME]"
+    )
     parser.add_argument(
         "--init", dest="train.init", default=argparse.SUPPRESS, metavar="MODEL",
         help="start from a trained model: a name, model folder or run; its settings for model.* are the defaults",

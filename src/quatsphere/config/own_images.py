@@ -40,7 +40,7 @@ def sizes_for(side: int) -> dict[str, int]:
 
 
 def own_image_settings(side: int, images: int, channels: int) -> dict[str, Any]:
-    """All settings for `images` own images in class folders: width and rates of the preset `lite`, sizes by the rule."""
+    """Settings for `images` own images in class folders: width and rates of the preset `lite`, sizes by the rule."""
     recipe = flatten({**LITE, "data": {"name": "folder"}, "model": LITE_QSV})
     batch = min(LARGEST_BATCH, max(1, images // 8))
     own = {"data.channels": channels, "train.epochs": EPOCHS, "train.batch_size": batch}

@@ -41,9 +41,9 @@ def push(folder: Path, repository: str, *, private: bool = False, revision: str 
 
 
 def pull(repository: str, revision: str | None = None) -> Path:
-    """Fetch a model folder into the Hub's cache and return its path, unverified content included.
+    """Fetch a model folder into the Hub's cache and return its path; `load` verifies its content.
 
-    The sealed `config.json` comes first; the other files are fetched only if the Hub has them in the sizes listed there.
+    The sealed `config.json` comes first; the other files are fetched only in the sizes that it lists.
     """
     hub = require_hub(repository)
     with _hub_errors("pull", repository, "check the name, the revision and the network"):

@@ -20,7 +20,7 @@ CLASSIFIER = "classifier."
 
 
 def initial_settings(source: str) -> dict[str, Any]:
-    """Settings of a run that starts from a trained model: its model, and its fit, image size and channels of the data."""
+    """Settings of a run that starts from a trained model: its `model.*`, and its fit, size and channels of images."""
     from quatsphere.train.load import load
 
     trained = load(source)

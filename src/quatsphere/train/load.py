@@ -175,9 +175,10 @@ class TrainedModel:
 def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub (extra `hub`). A folder comes before a name. `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
-    step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
-    on stderr. `quatsphere models` lists the names.
+    A folder comes before a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub
+    (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
+    receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed on stderr.
+    `quatsphere models` lists the names.
     """
     path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists() and str(source) in shipped_models():
