@@ -77,7 +77,8 @@ def _read_split(part: Any, config: DataConfig, title: str) -> RawSplit:
         raise DataError(f"{title} of type {kind} has no length and items; give a torch Dataset of (image, label)")
     if not len(part):
         raise DataError(f"{title} is empty; give (image, label) pairs")
-    images, labels = [], []
+    images: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
     for index in range(len(part)):
         name = f"image {index} of the {title}"
         image, label = _pair(part[index], name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +47,10 @@ def survey_images(root: str | Path) -> ImageSurvey:
     return ImageSurvey(len(listing.names), len(listing.classes), median, all(grey for _, grey in heads))
 
 
-def _head(read: object, name: str) -> tuple[int, bool] | None:
+def _head(read: Callable[[str], bytes], name: str) -> tuple[int, bool] | None:
     """Shorter side and absence of colour, or None for a file that is not a readable image."""
     try:
-        with Image.open(io.BytesIO(read(name)), formats=IMAGE_FORMATS) as image:  # type: ignore[operator]
+        with Image.open(io.BytesIO(read(name)), formats=IMAGE_FORMATS) as image:
             return min(image.size), image.mode in GREY_MODES
     except Exception:  # whatever a damaged file raises, reading the data will name it
         return None
