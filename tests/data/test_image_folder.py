@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import zipfile
 from pathlib import Path
@@ -97,10 +98,10 @@ BAD = {
 
 def test_bad_images_are_named_or_skipped(tmp_path: Path) -> None:
     root = write_files(tmp_path, class_folders() | BAD)
-    with pytest.raises(
-        DataError, match=r"^bad image train/\S+ \(.*\) and 4 more; .* --data\.skip_bad 5 \(now 0\)$"
-    ) as caught:
+    with pytest.raises(DataError) as caught:
         load_dataset("folder", root=root)
+    line = r"bad image train/\S+ \(.*\) and 4 more; .* --data\.skip_bad 5 \(now 0\)"
+    assert re.fullmatch(line, str(caught.value))
     assert all(name in " ".join((str(caught.value), *caught.value.__notes__)) for name in BAD)
     with pytest.raises(DataError, match=r"and 4 more; .*\(now 4\)"):
         load_dataset("folder", root=root, skip_bad=4)
