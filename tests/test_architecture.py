@@ -38,7 +38,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "randomness": {"torch"},
     "runtime": set(),
     "config": set(),
-    "storage": {"safetensors", "yaml", "torch", "numpy"},
+    "storage": {"safetensors", "yaml", "torch", "numpy", "filelock"},
     "geometry": {"torch", "jaxtyping", "scipy"},
     "kernels": {"torch", "jaxtyping", "numba", "triton", "numpy"},
     "nn": {"torch", "jaxtyping", "einops"},

@@ -114,7 +114,7 @@ def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
         (["predict", "x", "y", "--top", "0"], "--top must be a whole number >= 1: got '0'; see --help"),
         (["info", "--batch", "-1"], "--batch "),
         (["info", "--modle.dim", "4"], "unknown option '--modle.dim'; did you mean '--model.dim'?"),
-        (["data"], "the following arguments are required: get|verify|preview; see --help"),
+        (["data"], "the following arguments are required: get|verify|preview|cache; see --help"),
         (["data", "verify", "mnist"], "argument name: invalid choice: 'mnist'"),
         (["demo", "--train.epochs", "0"], "train.epochs must be >= 1: got 0"),
     ],

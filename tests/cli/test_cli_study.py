@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -125,19 +123,6 @@ def test_status(command: Command, folder: str) -> None:
 def test_mistakes(words: tuple[str, ...], code: int, message: str, fails: Command) -> None:
     fails(code, message, *words)
     assert not Path("x").exists()
-
-
-def test_a_missing_package_is_found_before_the_first_cell(tmp_path: Path) -> None:
-    """Neither the command nor its workers can import scikit-learn here."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['sklearn'] = None\n")
-    words = (sys.executable, "-m", "quatsphere", "study", "run", "smoke", "--results", str(tmp_path / "x"))
-    paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, **paths})
-    assert ended.returncode == 3
-    assert "started" not in ended.stdout
-    (line,) = ended.stderr.splitlines()
-    assert line.endswith("data set 'digits' needs scikit-learn; pip install quatsphere[demo]")
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from quatsphere.data import (
     register_dataset,
     verify,
 )
+from quatsphere.data.load import DIGITS
 from quatsphere.errors import ConfigError, DataError
 
 
@@ -82,9 +83,25 @@ def test_limited_training_images_are_a_subset(digits: Dataset) -> None:
     assert torch.equal(limited.val.images, digits.val.images)
 
 
-def test_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install quatsphere\[demo\]"):
+def test_digits_equal_those_of_scikit_learn() -> None:
+    source = pytest.importorskip("sklearn.datasets").load_digits()
+    with np.load(DIGITS, allow_pickle=False) as shipped:
+        assert np.array_equal(shipped["levels"], source.images)
+        assert np.array_equal(shipped["labels"], source.target)
+
+
+def test_digits_need_no_scikit_learn(monkeypatch: pytest.MonkeyPatch, digits: Dataset) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert load_dataset("digits").fingerprint == digits.fingerprint
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK"])
+def test_damaged_digits(content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "digits.npz"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr("quatsphere.data.load.DIGITS", path)
+    with pytest.raises(DataError, match=r"digits .*; install quatsphere again$"):
         load_dataset("digits")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -14,6 +15,7 @@ from helpers.tiny_runs import as_words, change, tiny_config, tiny_run, trace_of,
 
 from quatsphere.cli import main
 from quatsphere.config import ResNet20Config, RunConfig
+from quatsphere.data.load import DIGITS
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.checkpoint import Checkpoint
 from quatsphere.storage.safe_yaml import read_yaml
@@ -148,14 +150,16 @@ def test_missing_tensorboard_is_reported_before_the_run_starts(tmp_path: Path, m
     assert not (tmp_path / "run").exists()
 
 
+def few_digits() -> tuple[np.ndarray, np.ndarray]:
+    with np.load(DIGITS) as digits:
+        return digits["levels"][:300] * 15, digits["labels"][:300]
+
+
 @pytest.fixture
 def own_data(tmp_path: Path) -> tuple[RunConfig, Path]:
     """Configuration of a data set in files that the test can change, and their folder."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    few = slice(0, 300)
-    write_idx(tmp_path / "data", digits.images[few] * 15, digits.target[few])
+    images, labels = few_digits()
+    write_idx(tmp_path / "data", images, labels)
     return config(data={"name": "idx", "root": str(tmp_path / "data")}, epochs=2), tmp_path / "data"
 
 
@@ -168,16 +172,13 @@ class StopAfterFirstEpoch(Reporter):
 def test_changed_data_is_refused_unless_accepted(
     own_data: tuple[RunConfig, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sklearn.datasets import load_digits
-
     settings, folder = own_data
     settings = change(settings, "train", checkpoint_steps=1)
     with pytest.raises(KeyboardInterrupt):
         train(settings, tmp_path / "run", reporter=StopAfterFirstEpoch())
-    digits = load_digits()
-    images = digits.images[:300] * 15
+    images, labels = few_digits()
     images[0, 0, 0] += 1
-    write_idx(folder, images, digits.target[:300])
+    write_idx(folder, images, labels)
     assert main(as_words(settings, tmp_path / "run", "--resume")) == 4
     assert "the data changed since this run started" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="--accept-data-change"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import sys
 import time
@@ -51,6 +50,8 @@ def resident_bytes() -> tuple[int, int]:
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         now, peak = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
     except (OSError, KeyError):
+        import resource  # not on Windows
+
         unit = 1 if sys.platform == "darwin" else 1024
         now = peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return now, peak

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.console import Console, RenderableType
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from quatsphere.runtime import compilation, discard_stderr, working_time
 from quatsphere.storage.run_folder import print_note as note
+from quatsphere.train.forecast import VALIDATION
 from quatsphere.train.reporting import Progress, Reporter
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 STEPS, SECONDS = 5, 10.0
 """Steps to time, or fewer if they take this long; the first step of a process is slower and does not count."""
-PER_IMAGE = 1 / 3
-"""Cost of a validation image relative to a training image: a forward pass without its gradient."""
 
 
 class Forecast:
@@ -35,7 +34,7 @@ class Forecast:
 
     def __init__(self, total_steps: int, images: dict[str, int]) -> None:
         self.total = total_steps
-        self.with_validation = 1 + PER_IMAGE * images["val"] / images["train"]
+        self.with_validation = 1 + VALIDATION * images["val"] / images["train"]
         self._first: tuple[int, float] | None = None
         self._done = False
 
@@ -219,6 +218,19 @@ class LiveReporter(Reporter):
         self.task = self.bars.add_task("train", total=None, epoch="", news="")
         self.speed = 0.0
         self.last_line = time.monotonic()
+
+    def plan(self, estimate: Callable[[], dict[str, Any]]) -> None:
+        """Print what the model samples of an image, and the memory and time that the run will need."""
+        found = estimate()
+        if found["vertices"]:
+            self._print(
+                f"images of {found['side']} x {found['side']}: {found['vertices']:,} vertices on the first of "
+                f"{found['shells']} shells sample {found['samples']:,} points of {found['pixels']:,} pixels"
+            )
+        self._print(
+            f"estimate: {found['bytes'] / 2**30:.2f} GiB of memory per step, "
+            f"{spell_duration(found['seconds'])} for {counted(found['epochs'], 'epoch')} on this machine"
+        )
 
     def start(self, facts: dict[str, Any]) -> None:
         """Print the model, the data and the machine."""

@@ -1,4 +1,4 @@
-"""quatsphere data get|verify|preview: download a data set, check a copy, or draw what the model samples from it."""
+"""quatsphere data get|verify|preview|cache: download data, check them, draw what is sampled, empty the cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ READ_OPTIONS = ("root", "image_size", "fit", "skip_bad")
 
 
 def run(words: list[str]) -> int:
-    """Run `get`, `verify` or `preview`."""
+    """Run `get`, `verify`, `preview` or `cache`."""
     parser = Parser(prog="quatsphere data", description=__doc__)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview|cache")
     get = actions.add_parser("get", help="download with checksum; an interrupted download is resumed")
     get.add_argument("name", choices=tuple(CIFARS))
     get.add_argument(
@@ -30,8 +30,12 @@ def run(words: list[str]) -> int:
     preview.add_argument("-o", "--output", default="preview.png", help="picture to write (default preview.png)")
     preview.add_argument("--index", type=at_least(0), metavar="N", default=0, help="which training image (default 0)")
     preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere", help="default: sphere")
+    cache = actions.add_parser("cache", help="place and size of the cache; --clear deletes decoded images")
+    cache.add_argument("--clear", action="store_true", help="delete decoded images; they are decoded again when needed")
+    cache.add_argument("--downloads", action="store_true", help="with --clear: delete downloaded files too")
+    add_json(cache)
     args = parser.parse_args(words)
-    return {"get": _get, "verify": _verify, "preview": _preview}[args.action](args)
+    return {"get": _get, "verify": _verify, "preview": _preview, "cache": _cache}[args.action](args)
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +60,27 @@ def _get(args: argparse.Namespace) -> int:
     with Ticker(f"fetching {args.name}") as ticker:
         path = download_dataset(args.name, folder, args.url, ticker)
     print(path)
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from quatsphere.data.cache import CACHED, cache_usage, clear_cache
+    from quatsphere.errors import ConfigError
+    from quatsphere.storage.atomic import size_text
+
+    if args.downloads and not args.clear:
+        raise ConfigError("--downloads belongs to --clear; add it, or leave both out to see the sizes")
+    freed = clear_cache("decoded", *(["downloads"] if args.downloads else [])) if args.clear else 0
+    usage = cache_usage()
+    if args.json:
+        print(json.dumps({**usage, "freed": freed}))
+        return 0
+    for name, found in usage.items():
+        print(
+            f"{name:<10} {found['files']:>6} files {size_text(found['bytes']):>12}  {found['path']}  ({CACHED[name]})"
+        )
+    if args.clear:
+        print(f"freed {size_text(freed)}")
     return 0
 
 

@@ -30,6 +30,7 @@ def run(words: list[str]) -> int:
     options = parser.parse_config(words)
     from quatsphere.cli.console import LiveReporter, evaluation_table
     from quatsphere.report import require_report
+    from quatsphere.storage.run_folder import free_folder
     from quatsphere.train import train
 
     require_report()
@@ -65,16 +66,3 @@ def write_pages(folder: Path) -> dict[str, str]:
         write_view(folder / "view.html", trained, example_images(dataset))
     write_run_report(folder, folder / "report.html", lambda: (trained, dataset), note)
     return pages
-
-
-def free_folder(wanted: str) -> str:
-    """Return the wanted folder, with a number appended if it exists: a demo never overwrites."""
-    from quatsphere.errors import ConfigError
-
-    try:
-        Path(wanted).absolute().parent.mkdir(parents=True, exist_ok=True)
-        candidates = [wanted, *(f"{wanted}-{number}" for number in range(2, 10_000))]
-        return next(name for name in candidates if not Path(name).exists())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot use run folder ({wanted!r:.120}: {reason}); use another --run-dir") from error

@@ -129,5 +129,7 @@ def print_help() -> None:
 def _fail(error: Exception, code: int, debug: bool, cause: BaseException | None = None) -> int:
     if debug:
         raise cause or error
+    for line in getattr(error, "__notes__", ()):
+        print_stderr(f"quatsphere: note: {' '.join(line.split())}")
     print_stderr(f"quatsphere: error: {' '.join(str(error).split())}")
     return code

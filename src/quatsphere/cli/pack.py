@@ -1,4 +1,7 @@
-"""quatsphere pack RUN -o FOLDER: write a model folder (weights, settings, preprocessing, model card) from a run."""
+"""quatsphere pack RUN -o FOLDER: write a model folder (weights, settings, preprocessing, model card) from a run.
+
+--push OWNER/NAME uploads the folder to the Hugging Face Hub; 'quatsphere predict FILE --model hf://OWNER/NAME' uses it.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,23 @@ def run(words: list[str]) -> int:
         "--licence", metavar="ID", default="other", help="licence of the weights, e.g. apache-2.0 [other]"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a model folder of this name")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the Hugging Face Hub (extra 'hub')")
     add_json(parser, "print the folder and its result as JSON")
     args = parser.parse_args(words)
+    from quatsphere.train.hub import push, require_hub
     from quatsphere.train.load import load
 
+    if args.push:
+        require_hub(args.push)
     trained = load(args.run, args.checkpoint)
     folder = trained.save_pretrained(args.output, licence=args.licence, overwrite=args.overwrite)
+    address = push(folder, args.push) if args.push else None
     size = sum(path.stat().st_size for path in folder.iterdir())
     if args.json:
         facts = {key: trained.result.get(key) for key in ("test_accuracy", "val_accuracy", "parameters", "commit")}
-        print(json.dumps({"folder": str(folder), "bytes": size, "step": trained.step, **facts}))
+        print(json.dumps({"folder": str(folder), "bytes": size, "step": trained.step, "commit_url": address, **facts}))
         return 0
     print(f"{folder}: {size / 1000:,.0f} kB, {trained!r}")
+    if address:
+        print(f"pushed: {address}")
     return 0

@@ -20,9 +20,10 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
     from quatsphere.errors import ConfigError
     from quatsphere.report import require_report
-    from quatsphere.report.page import page_path
 
     require_report()
+    from quatsphere.report.page import page_path
+
     folder = Path(options.run_or_results)
     is_run = (folder / "config.yaml").is_file()
     if not is_run and not (folder / "cells").is_dir():

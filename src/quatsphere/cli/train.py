@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from quatsphere.cli.parser import SettingsParser, truth
-from quatsphere.config.resolve import Layer, flatten
+from quatsphere.cli.parser import SettingsParser, environment_settings, truth
+from quatsphere.config.resolve import NONE_WORDS, Layer, flatten
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage.run_folder import RunFolder, nearest_run
 from quatsphere.storage.safe_yaml import read_yaml
@@ -18,10 +18,14 @@ DESCRIPTION = """\
 Train a model and test it at its best validation accuracy.
 [Brackets] hold the defaults, which are the paper's.
 
+own photos, one folder per class:
+  quatsphere train --data.root my_photos
 two minutes, no download:
   quatsphere train --run-dir first-run --preset demo
 what two cores train on CIFAR-10 in ten minutes:
   quatsphere train --run-dir lite-run --preset lite --data.root cifar10.zip
+fine-tune a trained model ('quatsphere models' lists some) on own photos:
+  quatsphere train --init cifar10-qsv --data.root my_photos
 go on where it stopped:
   quatsphere train --run-dir lite-run --resume
 """
@@ -31,12 +35,18 @@ def make_parser() -> SettingsParser:
     """Parser with the options of a start beside the settings."""
     parser = SettingsParser(
         prog="quatsphere train",
-        usage="quatsphere train --run-dir DIR [--preset NAME] [-c FILE] [--GROUP.FIELD X]",
+        usage="quatsphere train [--run-dir DIR] [--preset NAME] [-c FILE] [--init MODEL] [--GROUP.FIELD X]",
         description=DESCRIPTION,
         show_fields=True,
     )
     flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": truth, "metavar": "true|false"}
-    parser.add_argument("--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints [own images: runs/NAME]"
+    )
+    parser.add_argument(
+        "--init", dest="train.init", default=argparse.SUPPRESS, metavar="MODEL",
+        help="start from a trained model: a name, model folder or run; its settings for model.* are the defaults",
+    )  # fmt: skip
     parser.add_argument(
         "--resume", **flag, help="go on where the run stopped; with settings, start if it has not begun"
     )
@@ -52,9 +62,8 @@ def make_parser() -> SettingsParser:
 
 def run(words: list[str]) -> int:
     """Train a new run or resume one."""
-    args = make_parser().parse_config(words, resumed_settings)
-    if not args.run_dir:
-        raise ConfigError("train needs a folder for the run; add --run-dir DIR")
+    args = make_parser().parse_config(words, base_settings)
+    args.run_dir = args.run_dir or own_run_folder(args)
     from quatsphere.cli.console import LiveReporter
     from quatsphere.train import ResumeOptions, train
     from quatsphere.train.run import require_same_run
@@ -82,10 +91,52 @@ def print_next_commands(run_dir: str, has_shells: bool) -> None:
     print("\n".join(("next:", *(f"  {command}" for command in commands))))
 
 
-def resumed_settings(args: argparse.Namespace) -> Layer | None:
-    """Settings of the run that is to be resumed, if it exists."""
+def base_settings(args: argparse.Namespace) -> Layer | None:
+    """Settings below all others: those of the run to resume, of the model to start from, or those for own images."""
     path = RunFolder(args.run_dir).config if args.run_dir and args.resume else None
-    return Layer(str(path), flatten(read_yaml(path), str(path))) if path and path.is_file() else None
+    if path and path.is_file():
+        return Layer(str(path), flatten(read_yaml(path), str(path)))
+    if args.help:
+        return None
+    given = {**environment_settings(), **{key: value for key, value in vars(args).items() if "." in key}}
+    given = {key: value for key, value in given.items() if value.lower() not in NONE_WORDS}
+    settings = {} if args.preset or args.config else own_images(given)
+    if given.get("train.init"):
+        from quatsphere.train.initial_weights import initial_settings
+
+        start = initial_settings(given["train.init"])
+        settings = {key: value for key, value in settings.items() if not key.startswith("model.")} | start
+    return Layer("images and initial model", settings)
+
+
+def own_images(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings for class folders that `--data.root` names, which follow from the images; {} for other data."""
+    root, name = given.get("data.root"), given.get("data.name", "folder")
+    if root is None or name != "folder":
+        return {}
+    from quatsphere.cli.console import note
+    from quatsphere.config.own_images import own_image_settings, side_for
+    from quatsphere.data.survey import survey_images
+
+    found = survey_images(root)
+    typed = str(given.get("data.image_size", ""))
+    side = int(typed) if typed.isdecimal() and int(typed) > 0 else side_for(found.median_side)
+    colours = "grey" if found.grey else "colour"
+    note(
+        f"{found.images:,} {colours} images in {found.classes} classes, shorter side {found.median_side} pixels "
+        f"(median): trained at {side} x {side}; --data.image_size changes it"
+    )
+    return own_image_settings(side, found.images, 1 if found.grey else 3)
+
+
+def own_run_folder(args: argparse.Namespace) -> str:
+    """New folder in `runs/` that is named after the folder of the images."""
+    root = args.config.data.root
+    if root is None or args.config.data.name != "folder":
+        raise ConfigError("train needs a folder for the run; add --run-dir DIR")
+    from quatsphere.storage.run_folder import free_folder
+
+    return free_folder(f"runs/{Path(root).absolute().name.removesuffix('.zip')}")
 
 
 def nothing_to_resume(path: Path) -> CheckpointError:

@@ -27,11 +27,12 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
     from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.report import require_report
+
+    require_report()
     from quatsphere.report.page import page_path
     from quatsphere.report.view import MAX_IMAGES, example_images, write_view
     from quatsphere.train.load import load
 
-    require_report()
     trained = load(options.run, options.checkpoint)
     page = page_path(options.output, trained.output_folder / "view.html")
     if len(options.image) > MAX_IMAGES:

@@ -241,6 +241,8 @@ class DataConfig:
     """Resize every image to this side; none keeps the data set's own size, folders 32 (paper: 32)."""
     fit: Literal["crop", "squash"] = "crop"
     """Treatment of images that are not square: crop to the centre, or squash both sides (paper's are square)."""
+    channels: int | None = None
+    """Convert images to 1 (grey) or 3 (RGB) channels; none keeps the data set's own, folders 3 (paper: 3)."""
     crop_pad: int = 4
     """Padding of the random crop in pixels; 0 switches it off (paper: 4)."""
     flip: bool = True
@@ -260,6 +262,7 @@ class DataConfig:
         require(self.val_fraction > 0, "val_fraction must be > 0: selection needs validation images")
         require_at_least(self, 1, "max_train_images", "image_size")
         require_at_least(self, 0, "crop_pad", "skip_bad")
+        require(self.channels in (None, 1, 3), f"channels must be 1, 3 or none: got {self.channels}")
         require_finite(self, "mixup", "cutmix")
 
 
@@ -334,6 +337,8 @@ class TrainConfig:
     """Coefficient of the L2 penalty on the beta logits (paper: 1e-5)."""
     seed: int = 42
     """Seed of initial weights, data order, augmentation and dropout (paper: 42 and others)."""
+    init: str | None = None
+    """Start from the weights of a model folder, run or model in the box, as far as they fit (paper: none)."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -89,6 +89,31 @@ def _write(stem: Path, identity: list[object], arrays: ArrayDict, facts: object)
     return ()
 
 
+CACHED = {"decoded": "images of class folders, decoded; made again when needed", "downloads": "files of 'data get'"}
+"""Folder in the cache -> its content."""
+
+
+def cache_usage() -> dict[str, dict[str, Any]]:
+    """`path`, number of `files` and `bytes` of each folder in the cache; {} for a user without a home folder."""
+    root = cache_root()
+    return {} if root is None else {name: _usage(root / name) for name in CACHED}
+
+
+def clear_cache(*names: str) -> int:
+    """Delete folders of the cache and return the bytes that this freed."""
+    usage = cache_usage()
+    for name in names:
+        path = Path(usage[name]["path"]) if name in usage else None
+        if path is not None and path.is_dir():
+            atomic.remove_folder(path)
+    return sum(usage[name]["bytes"] for name in names if name in usage)
+
+
+def _usage(folder: Path) -> dict[str, Any]:
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return {"path": str(folder), "files": len(sizes), "bytes": sum(sizes)}
+
+
 def download_folder() -> Path:
     """Return the folder that `quatsphere data get` downloads to."""
     root = cache_root()

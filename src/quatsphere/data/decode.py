@@ -94,6 +94,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def to_grey(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Grey levels of RGB images by ITU-R BT.601, rounded: (..., 3, H, W) -> (..., 1, H, W); equal levels are kept."""
+    red, green, blue = (images[..., channel, :, :].astype(np.int32) for channel in range(3))
+    grey = (299 * red + 587 * green + 114 * blue + 500) // 1000
+    return grey.astype(np.uint8)[..., None, :, :]
+
+
 def fit_image(image: Image.Image, size: int, fit: str = "crop") -> Image.Image:
     """Resize to `size` x `size` (rule 5); any mode, and a sliver of 64,000,000 x 1 costs no more than other images."""
     if image.size == (size, size):

@@ -21,6 +21,8 @@ DEFAULT_SIZE = 32
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")
 SPLITS = ("train", "test")
+LISTED = 20
+"""Ignored files that are named in a note."""
 
 ImageGroups = dict[tuple[str, str], list[str]]
 """(split, class) -> names of image files; a single pool is all `train`. A folder without images has an empty list."""
@@ -155,7 +157,8 @@ def _check_expected(groups: ImageGroups, classes: tuple[str, ...]) -> None:
 def _ignored_note(ignored: Sequence[str]) -> tuple[str, ...]:
     if not ignored:
         return ()
-    return (f"{len(ignored)} files ignored: no PNG, JPEG or WebP in a class folder (first: {printable(ignored[0])})",)
+    listed = ", ".join(map(printable, ignored[:LISTED])) + (", ..." if len(ignored) > LISTED else "")
+    return (f"{len(ignored)} files ignored: no PNG, JPEG or WebP in a class folder ({listed})",)
 
 
 def _decode_tree(
@@ -180,17 +183,20 @@ def _check_bad_files(bad: list[list[str]], allowed: int) -> None:
         return
     name, reason = bad[0]
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    raise DataError(
+    error = DataError(
         f"bad image {name} ({reason}){more}; repair or remove it, or pass --data.skip_bad {len(bad)} (now {allowed})"
     )
+    for other, fault in bad[1:]:
+        error.add_note(f"bad image {other} ({fault})")
+    raise error
 
 
 def _decoding_notes(arrays: ArrayDict, bad: list[list[str]], fit: str) -> tuple[str, ...]:
     """Notes on images that were skipped, resized, cropped or squashed."""
     notes: tuple[str, ...] = ()
     if bad:
-        listed = ", ".join(f"{name} ({reason})" for name, reason in bad[:10])
-        notes += (f"{len(bad)} images skipped: {listed}{', ...' if len(bad) > 10 else ''}",)
+        listed = ", ".join(f"{name} ({reason})" for name, reason in bad)
+        notes += (f"{len(bad)} images skipped: {listed}",)
     if resized := int(arrays["resized"].sum()):
         size, oblong, change = arrays["images"].shape[-1], int((~arrays["square"]).sum()), ""
         if oblong and fit == "squash":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
+import io
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,13 @@ from quatsphere.data.dataset import (
     raw_split,
     stratified_subset,
 )
-from quatsphere.data.decode import fit_image
+from quatsphere.data.decode import fit_image, to_grey
 from quatsphere.errors import ConfigError, DataError, printable
+from quatsphere.storage.atomic import read_regular, sha256_bytes
+
+DIGITS = Path(__file__).with_name("digits.npz")
+"""Levels uint8 (1797, 8, 8) and labels of the digits; `digits.LICENSE` has their origin and licence."""
+DIGITS_SHA256 = "4b03e719f26714ca93103c81b5779ffb84d7bf4ea72713849897f7baaa80bad4"
 
 
 def load_dataset(
@@ -42,6 +48,7 @@ def load_dataset(
     test_fraction: float = 0.2,
     max_train_images: int | None = None,
     image_size: int | None = None,
+    channels: int | None = None,
     fit: str = "crop",
     skip_bad: int = 0,
     cache: str | Path | None = None,
@@ -51,15 +58,43 @@ def load_dataset(
 
     Within each class the smallest content hashes form the test split (where the source has none), the next smallest
     the validation split; `max_train_images` keeps the smallest of the remainder. Images that are not square are fitted
-    by `crop` (centre square) or `squash` (both sides resized). `notes` of the result describe this copy of the data.
+    by `crop` (centre square) or `squash` (both sides resized); `channels` makes them grey (1) or RGB (3). `notes` of
+    the result describe this copy of the data.
     """
-    for value, setting in ((val_fraction, "val_fraction"), (test_fraction, "test_fraction")):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{setting} must lie in [0, 1): got {value}")
-    if max_train_images is not None and max_train_images < 1:
-        raise ConfigError(f"max_train_images must be >= 1: got {max_train_images}")
+    splitting = Splitting(val_fraction, test_fraction, max_train_images)
     raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
-    splits = [_resize(split, image_size, fit) for split in _split(raw, val_fraction, test_fraction, max_train_images)]
+    return prepare_dataset(name, raw, splitting, image_size, channels, fit)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Fractions held out and the number of training images to keep."""
+
+    val_fraction: float = 0.1
+    test_fraction: float = 0.2
+    max_train_images: int | None = None
+
+    def __post_init__(self) -> None:
+        for setting in ("val_fraction", "test_fraction"):
+            if not 0 <= getattr(self, setting) < 1:
+                raise ConfigError(f"{setting} must lie in [0, 1): got {getattr(self, setting)}")
+        if self.max_train_images is not None and self.max_train_images < 1:
+            raise ConfigError(f"max_train_images must be >= 1: got {self.max_train_images}")
+
+
+def prepare_dataset(
+    name: str,
+    raw: RawDataset,
+    splitting: Splitting,
+    image_size: int | None = None,
+    channels: int | None = None,
+    fit: str = "crop",
+) -> Dataset:
+    """Split samples by content, resize and convert them, and compute mean and standard deviation."""
+    splits = [
+        _with_channels(_resize(split, image_size, fit), channels)
+        for split in _split(raw, splitting.val_fraction, splitting.test_fraction, splitting.max_train_images)
+    ]
     mean, std = _channel_statistics(splits[0].images)
     train, val, test = (Split(torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
     return Dataset(name, raw.classes, train, val, test, mean, std, dataset_fingerprint(raw), raw.notes)
@@ -103,6 +138,8 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 def read_dataset(name: str, options: ReadOptions) -> RawDataset:
     """Read a data set and check its classes; its notes mention duplicates."""
+    if name == "python":
+        raise DataError("the data of this run was passed from Python and has no files; pass it again as data=")
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(DATASETS)}"
@@ -116,6 +153,11 @@ def read_dataset(name: str, options: ReadOptions) -> RawDataset:
     except OSError as error:
         path = printable(str(error.filename or options.root))
         raise DataError(f"cannot read {path} ({error.strerror}); check the path and its permissions") from error
+    return checked_dataset(raw)
+
+
+def checked_dataset(raw: RawDataset) -> RawDataset:
+    """Require at least two classes with images each; the notes of the result mention duplicates."""
     _check_classes(raw)
     return replace(raw, notes=raw.notes + _duplicate_notes(raw))
 
@@ -169,6 +211,18 @@ def _resize(split: RawSplit, size: int | None, fit: str) -> RawSplit:
     return replace(split, images=resized)
 
 
+def _with_channels(split: RawSplit, channels: int | None) -> RawSplit:
+    """Grey or RGB images, as `predict` makes them."""
+    found = split.images.shape[1]
+    if channels is None or channels == found:
+        return split
+    if channels == 3 and found == 1:
+        return replace(split, images=np.repeat(split.images, 3, axis=1))
+    if channels == 1 and found == 3:
+        return replace(split, images=to_grey(split.images))
+    raise ConfigError(f"channels must be {found} for images of {found} channels: got {channels}")
+
+
 def _channel_statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel of levels scaled to [0, 1]; sums of integers, so order has no effect."""
     first = second = np.zeros(images.shape[1])
@@ -185,16 +239,18 @@ def _channel_statistics(images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
 
 
 def read_digits(options: ReadOptions) -> RawDataset:
-    """Read scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), which need no download.
+    """Read scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), which come with the package.
 
     One pool of 8 x 8 greys; levels 0..16 are scaled to 0..255 and rounded.
     """
     try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError("data set 'digits' needs scikit-learn; pip install quatsphere[demo]") from error
-    source = load_digits()
-    images = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
+        data = read_regular(DIGITS, 1 << 20)
+    except OSError as error:
+        raise DataError(f"cannot read the digits ({DIGITS}: {error.strerror}); install quatsphere again") from error
+    if sha256_bytes(data) != DIGITS_SHA256:
+        raise DataError(f"the digits are damaged ({DIGITS}); install quatsphere again")
+    with np.load(io.BytesIO(data), allow_pickle=False) as source:
+        images, labels = np.rint(source["levels"] * (255 / 16)).astype(np.uint8)[:, None], source["labels"]
     unused = "--data.root is not used: digits are embedded; choose other images with --data.name"
     notes = () if options.root is None else (unused,)
-    return RawDataset(tuple(map(str, range(10))), raw_split(images, source.target), None, notes)
+    return RawDataset(tuple(map(str, range(10))), raw_split(images, labels.astype(np.int64)), None, notes)

@@ -117,7 +117,7 @@ class CpuBackend(FusedBackend):
     """Numba's loops, also for a whole step. They compute in at least float32 and return the dtype of their input."""
 
     name, description = "numba_cpu", "fused loops for the CPU"
-    missing = "numba is not installed; with it the kernel is many times faster: pip install numba"
+    missing = "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def installed(self) -> bool:
         """Return whether Numba is installed."""
@@ -181,7 +181,7 @@ class GpuBackend(FusedBackend):
     """Triton's attention kernel, which reads narrow features as they are; all else is torch's."""
 
     name, description = "triton_gpu", "fused kernels for the GPU, equal to plain torch in a self-check"
-    missing = "triton is not installed; it compiles the fused kernel: pip install triton"
+    missing = "triton is not installed; it compiles the fused kernel: pip install 'quatsphere[gpu]'"
     widens = False
 
     def installed(self) -> bool:
@@ -232,9 +232,11 @@ def explain_backend(name: str, device: str = "cpu", *rules: Rule, graph: str = "
             reason = f"plain torch for a {graph} graph"
         return (FUSED[kind].name, FUSED[kind].description) if reason is None else (TORCH.name, reason)
     if name not in backends_on(device):
-        known = name in BACKENDS or name in {fused.name for fused in FUSED.values()}
+        fused = {backend.name: backend for backend in FUSED.values()}
+        known = name in BACKENDS or name in fused
         rule = f"backend {name!r} does not run here on {device}" if known else f"unknown backend {name!r}"
-        raise ConfigError(f"{rule}; choose one of auto, {', '.join(backends_on(device))}")
+        missing = f" ({fused[name].missing})" if name in fused and name not in BACKENDS else ""
+        raise ConfigError(f"{rule}{missing}; choose one of auto, {', '.join(backends_on(device))}")
     if isinstance(BACKENDS[name], FusedBackend):
         if transformed():
             raise ConfigError(

@@ -35,6 +35,11 @@ class QSV(LatticeModel):
     639,187 parameters at the paper's size: field 81,920, positions 3,840, patch embedding 19,968,
     seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
     classifier 2,570. With a perturbation network per shell, five instead of seven: 505,971.
+
+    It trains in any loop, with a DataLoader, autocast and `torch.compile` (examples/plain_loop.py), if the loop makes
+    two calls: `parameter_roles()["quaternions"]` once, for the names of the parameters that `RiemannianAdam` optimises
+    in place of AdamW, and `constrain()` after every optimiser step, which projects the vertices onto their shells and
+    updates the graphs. Both also exist for the other models.
     """
 
     PARTS = (

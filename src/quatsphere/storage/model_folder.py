@@ -121,14 +121,10 @@ def read_model_config(path: Path) -> dict[str, Any]:
 def read_model_folder(path: Path) -> ModelFolder:
     """Read and verify a model folder; sizes are checked before a file is read, hashes before it is parsed."""
     config = read_model_config(path)
-    try:
-        listed = {name: (int(config["files"][name]["size"]), str(config["files"][name]["sha256"])) for name in _HASHED}
-        parts = (config["settings"], config["result"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, MODEL_CONFIG, f"field {error} is missing or wrong") from error
-    if not all(isinstance(part, dict) for part in parts):
+    sizes = listed_sizes(path, config)
+    if not all(isinstance(config.get(part), dict) for part in ("settings", "result")):
         raise damaged(path, MODEL_CONFIG, "settings and result must be groups of fields")
-    data = {name: _read_hashed(path, name, *listed[name]) for name in _HASHED}
+    data = {name: _read_hashed(path, name, size, str(config["files"][name]["sha256"])) for name, size in sizes.items()}
     try:
         preprocessing = json.loads(data[PREPROCESSING])
     except (ValueError, RecursionError) as error:
@@ -141,14 +137,24 @@ def read_model_folder(path: Path) -> ModelFolder:
 _HASHED = {MODEL_WEIGHTS: LARGEST_WEIGHTS, PREPROCESSING: LARGEST_JSON}
 
 
+def listed_sizes(path: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Size of each file that `config.json` lists with its hash; CheckpointError above the limits."""
+    try:
+        sizes = {name: int(config["files"][name]["size"]) for name in _HASHED if config["files"][name]["sha256"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, MODEL_CONFIG, f"field {error} is missing or wrong") from error
+    for name, limit in _HASHED.items():
+        if not 0 <= sizes.get(name, -1) <= limit:
+            raise damaged(path, name, f"{sizes.get(name)} bytes, the limit is {limit}")
+    return sizes
+
+
 def damaged(path: Path, name: str, reason: str) -> CheckpointError:
     """Error for a model folder that cannot be used."""
     return CheckpointError(f"model is damaged ({printable(path / name)}: {reason}); fetch or pack it again")
 
 
 def _read_hashed(path: Path, name: str, size: int, digest: str) -> bytes:
-    if not 0 <= size <= _HASHED[name]:
-        raise damaged(path, name, f"{size} bytes, the limit is {_HASHED[name]}")
     data = _read(path, name, size)
     if len(data) != size or sha256_bytes(data) != digest:
         raise damaged(path, name, "hash differs from config.json")

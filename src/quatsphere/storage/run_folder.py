@@ -61,6 +61,17 @@ def print_note(message: str) -> None:
     print_stderr(f"quatsphere: note: {message}")
 
 
+def free_folder(wanted: str) -> str:
+    """Return the wanted folder, with a number appended if it exists; the folder above it is created."""
+    try:
+        Path(wanted).absolute().parent.mkdir(parents=True, exist_ok=True)
+        candidates = [wanted, *(f"{wanted}-{number}" for number in range(2, 10_000))]
+        return next(name for name in candidates if not Path(name).exists())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot use run folder ({wanted!r:.120}: {reason}); use another --run-dir") from error
+
+
 class RunFolder:
     """Paths of a run's files, access to the folder, and the append-only metrics.
 

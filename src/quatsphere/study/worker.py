@@ -9,7 +9,6 @@ ever trained by two processes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from filelock import lock_descriptor
 
 from quatsphere.config import RunConfig
 from quatsphere.errors import CheckpointError, NumericsError, QuatsphereError
@@ -118,14 +119,10 @@ def exclusive(path: Path) -> Iterator[None]:
     """Lock a cell; an earlier worker whose runner was killed may still be saving."""
     until = time.monotonic() + LOCK_TIMEOUT
     with open(path, "a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise CheckpointError(f"another worker holds {path}; end it first") from None
-                time.sleep(0.1)
+        while not lock_descriptor(file.fileno(), blocking=False):
+            if time.monotonic() > until:
+                raise CheckpointError(f"another worker holds {path}; end it first")
+            time.sleep(0.1)
         yield
 
 

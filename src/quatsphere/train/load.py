@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_from_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalized_batches
+from quatsphere.data.in_memory import dataset_from
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import Model, build_model
 from quatsphere.models.scoring import Evaluation, batch_logits
@@ -24,6 +26,7 @@ from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.step_folder import DamagedCheckpoint, step_name, step_of, step_title, steps_in
 from quatsphere.train.checkpointing import meta_misfit, restore_weights
 from quatsphere.train.evaluation import SplitName, evaluate
+from quatsphere.train.hub import HUB_PREFIX, is_repository, pull, pull_address, push
 from quatsphere.train.predict import ImageLike, Predictions, image_pixels, normalize_levels, split_images
 from quatsphere.train.pretrained import pack, sizes_misfit, unpack
 from quatsphere.train.run import load_data
@@ -96,25 +99,19 @@ class TrainedModel:
     ) -> Dataset:
         """Load the data of the run, from `root` if it has moved; CheckpointError for any other data."""
         config = self.config.data if root is None else dataclasses.replace(self.config.data, root=str(root))
-        dataset = load_data(config, note or self.run.note, progress)
-        if dataset.fingerprint != self.meta["fingerprint"]:
-            raise CheckpointError(
-                f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
-                f"{self.meta['fingerprint'][:12]}); name the right files with --data.root"
-            )
-        return dataset
+        return self._require_same(load_data(config, note or self.run.note, progress))
 
     def evaluate(
         self,
         split: SplitName = "test",
-        data: Dataset | str | Path | None = None,
+        data: Any = None,
         *,
         progress: ProgressCallback | None = None,
     ) -> Evaluation:
-        """Evaluate on a split of the run's data, of the same data at another path, or of a loaded data set."""
+        """Evaluate on a split of the run's data, of the same data at another path or from Python, or of a data set."""
         return evaluate(self.model, self._data(data), split, progress=progress)
 
-    def diagnose(self, data: Dataset | str | Path | None = None, **options: Any) -> dict[str, Any]:
+    def diagnose(self, data: Any = None, **options: Any) -> dict[str, Any]:
         """Measure routing, field, vertices, accuracy and cost; `options` as in `quatsphere.diagnostics.diagnose`."""
         from quatsphere.diagnostics import diagnose
 
@@ -125,8 +122,39 @@ class TrainedModel:
         """Write a model folder: weights, settings, preprocessing and model card; `load` reads it anywhere."""
         return pack(self, folder, licence=licence, overwrite=overwrite)
 
-    def _data(self, data: Dataset | str | Path | None) -> Dataset:
-        return data if isinstance(data, Dataset) else self.dataset(data)
+    def push_to_hub(
+        self, repository: str, *, licence: str = "other", private: bool = False, revision: str | None = None
+    ) -> str:
+        """Upload the model folder to the Hugging Face Hub (extra `hub`) as OWNER/NAME; return the commit's address."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.save_pretrained(Path(folder) / repository.rpartition("/")[2], licence=licence)
+            return push(path, repository, private=private, revision=revision)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> TrainedModel:
+        """Load a model folder, a run, a model in the box, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
+
+        A folder comes before a name of the Hub; what is fetched is verified before it is used.
+        """
+        if not Path(source).exists() and is_repository(str(source)):
+            return load(pull(str(source), revision))
+        return load(source)
+
+    def _data(self, data: Any) -> Dataset:
+        """The run's data, from a path or from the torch Dataset that was passed to `train`; a `Dataset` as it is."""
+        if isinstance(data, Dataset):
+            return data
+        if data is None or isinstance(data, str | Path):
+            return self.dataset(data)
+        return self._require_same(dataset_from(data, self.config.data))
+
+    def _require_same(self, dataset: Dataset) -> Dataset:
+        if dataset.fingerprint != self.meta["fingerprint"]:
+            raise CheckpointError(
+                f"the data is not what the run was trained on ({dataset.fingerprint[:12]} instead of "
+                f"{self.meta['fingerprint'][:12]}); name the right files with --data.root"
+            )
+        return dataset
 
     def __repr__(self) -> str:
         parameters = sum(p.numel() for p in self.model.parameters())
@@ -146,11 +174,12 @@ class TrainedModel:
 def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    A folder comes before a name. `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
-    step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
-    on stderr. `quatsphere models` lists the names.
+    A folder comes before a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub
+    (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
+    receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed on stderr.
+    `quatsphere models` lists the names.
     """
-    path = Path(source)
+    path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists() and str(source) in shipped_models():
         path = shipped_model(str(source))
     if is_model_folder(path):

@@ -16,13 +16,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from quatsphere.config import ModelConfig, RunConfig
-from quatsphere.data.decode import TooLarge, decode, fit_image, to_rgb
+from quatsphere.data.decode import TooLarge, decode, fit_image, to_grey, to_rgb
+from quatsphere.data.in_memory import check_levels, levels_of
 from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
 
 LARGEST_FILE = 1 << 30
-GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the grey level of ITU-R BT.601."""
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor"
 """Path of an image file, PIL image, array (H, W) or (H, W, C), or tensor (H, W) or (C, H, W); C is 1, 3 or 4.
@@ -65,8 +64,7 @@ def image_pixels(image: ImageLike, config: RunConfig, name: str = "image") -> UI
         kind = type(image).__name__
         raise DataError(f"cannot read {name} of type {kind}; give a path, PIL image, array or tensor")
     if config.model.in_channels == 1:
-        grey = (pixels.float() * torch.tensor(GREY)[:, None, None]).sum(0, keepdim=True)
-        return grey.round().to(torch.uint8)
+        return torch.from_numpy(to_grey(pixels.numpy()))
     return pixels
 
 
@@ -90,21 +88,6 @@ def normalize_levels(
     levels = images if images.is_floating_point() else images.float() / 255
     centre, spread = (torch.tensor(v, dtype=levels.dtype, device=levels.device)[:, None, None] for v in (mean, std))
     return (levels - centre) / spread
-
-
-def check_levels(lowest: float, highest: float, name: str, *, whole: bool) -> None:
-    """Raise DataError unless levels are whole numbers up to 255, or numbers in [0, 1], and brighter than black."""
-    top = 255 if whole else 1
-    if not (lowest >= 0 and highest <= top):  # also false for NaN
-        raise DataError(
-            f"cannot read {name}: levels {lowest:g} to {highest:g} are not within [0, {top}]; "
-            "integer levels go to 255, floating-point levels to 1, without normalisation"
-        )
-    if 0 < highest <= top / 255:
-        raise DataError(
-            f"cannot read {name}: no level exceeds {highest:g} of {top}, which is black; "
-            "integer levels go to 255, floating-point levels to 1"
-        )
 
 
 def read_image_file(path: Path, size: int, fit: str) -> UInt8[Tensor, "3 size size"]:
@@ -131,12 +114,7 @@ def _array_to_pil(array: NDArray[Any], name: str) -> Image.Image:
             f"cannot read {name}: shape {array.shape} is not (H, W) or (H, W, C) with C = 1, 3 or 4; "
             "arrays have channels last, tensors channels first"
         )
-    whole = np.issubdtype(array.dtype, np.integer)
-    if not whole and not np.issubdtype(array.dtype, np.floating):
-        raise DataError(f"cannot read {name}: type {array.dtype} is neither integer nor floating-point")
-    check_levels(float(array.min()), float(array.max()), name, whole=whole)
-    levels = array if whole else np.rint(array.astype(np.float64) * 255)
-    return Image.fromarray(np.ascontiguousarray(levels.astype(np.uint8)))
+    return Image.fromarray(levels_of(array, name))
 
 
 @dataclass(frozen=True, repr=False)

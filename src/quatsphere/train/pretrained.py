@@ -103,6 +103,8 @@ def _portable_settings(trained: TrainedModel) -> dict[str, Any]:
     config = dataclasses.replace(trained.config, model=trained.model.config)
     settings = config_to_dict(config)
     settings["data"]["root"] = None
+    if settings["train"]["init"] is not None:
+        settings["train"]["init"] = Path(settings["train"]["init"]).name
     if settings["model"].get("backend") in ("numba_cpu", "triton_gpu"):
         settings["model"]["backend"] = "auto"
     return settings

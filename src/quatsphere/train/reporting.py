@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ class Progress:
 class Reporter:
     """Progress callbacks; the base class ignores them."""
 
+    def plan(self, estimate: Callable[[], dict[str, Any]]) -> None:
+        """Called before anything is written; `estimate()` measures memory and time of the run (`estimate_run`)."""
+
     def start(self, facts: dict[str, Any]) -> None:
         """Called before the first step with the run's identity, sizes and backend."""
 
@@ -83,7 +87,7 @@ class Reporter:
         """Called once at the end."""
 
 
-CALLBACKS = ("start", "step", "validating", "epoch", "note", "close")
+CALLBACKS = ("plan", "start", "step", "validating", "epoch", "note", "close")
 
 
 class GuardedReporter(Reporter):

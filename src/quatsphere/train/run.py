@@ -18,17 +18,21 @@ import torch
 from quatsphere.config import DataConfig, RunConfig, TrainConfig
 from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import Dataset, load_dataset
+from quatsphere.data.in_memory import PYTHON_DATA, dataset_from
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.storage.atomic import require_space, write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_last_good
-from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.run_folder import RunFolder, free_folder
 from quatsphere.storage.safe_yaml import write_yaml
+from quatsphere.storage.step_folder import steps_in
 from quatsphere.train.checkpointing import RunContext, checkpoint_misfit, restore_trainer
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
+from quatsphere.train.forecast import estimate_run
+from quatsphere.train.initial_weights import start_from
 from quatsphere.train.provenance import (
     commit,
     environment,
@@ -41,6 +45,9 @@ from quatsphere.train.provenance import (
 from quatsphere.train.reporting import EventLog, GuardedReporter, Reporter, summary_writer
 from quatsphere.train.resources import memory_errors, stop_switch
 from quatsphere.train.trainer import Trainer
+
+KNOWN_DATA = ("digits", "cifar10", "cifar100")
+"""Data sets whose presets have documented times; for any other, memory and time are estimated before the start."""
 
 # Preparation.
 
@@ -104,6 +111,7 @@ def load_data(
         test_fraction=config.test_fraction,
         max_train_images=config.max_train_images,
         image_size=config.image_size,
+        channels=config.channels,
         fit=config.fit,
         skip_bad=config.skip_bad,
         progress=progress,
@@ -150,18 +158,27 @@ class ResumeOptions:
 
 
 def train(
-    config: RunConfig, run_dir: str | Path, options: ResumeOptions | None = None, reporter: Reporter | None = None
+    config: RunConfig,
+    run_dir: str | Path | None = None,
+    options: ResumeOptions | None = None,
+    reporter: Reporter | None = None,
+    *,
+    data: Any = None,
 ) -> dict[str, Any]:
     """Train a model, test it at its best validation accuracy, and return the content of `result.json`.
 
-    The folder `run_dir` gets `config.yaml`, `metrics.jsonl`, checkpoints and `result.json`; an existing run is
-    continued only with `ResumeOptions(resume=True)`, bit for bit. `reporter` receives progress callbacks. Under
-    torchrun every process calls this function; rank 0 writes and returns the result, the others return {}.
+    The folder `run_dir` (by default a new one in `runs/`) gets `config.yaml`, `metrics.jsonl`, checkpoints and
+    `result.json`; an existing run is continued only with `ResumeOptions(resume=True)`, bit for bit. `reporter` receives
+    progress callbacks. `data` replaces the data set that the configuration names: a torch Dataset of (image, label), a
+    pair of them for training and test, or a `Dataset` of quatsphere (docs/howto/own-data.md). Under torchrun every
+    process calls this function; rank 0 writes and returns the result, the others return {}.
     """
     options = options or ResumeOptions()
+    if data is not None:
+        config = replace(config, data=replace(config.data, name=PYTHON_DATA, root=None))
     with stop_switch() as stop, join_team() as team, ExitStack() as cleanup:
         reporter = GuardedReporter(reporter) if reporter and team.is_rank_zero else Reporter()
-        run = RunFolder(run_dir, reporter.note)
+        run = RunFolder(free_folder(f"runs/{config.data.name}") if run_dir is None else run_dir, reporter.note)
         result = team.on_rank_zero(lambda: _finished_result(config, run, options))
         if result is not None:
             reporter.note(f"run '{run.name}' is finished; nothing is left to do")
@@ -171,10 +188,14 @@ def train(
         config = replace(config, train=threads)
         prepare_torch(config.train)
         context = RunContext(run, team, pick_device(config.train.device, team), reporter, stop)
+        choose_backend(getattr(config.model, "backend", "auto"), context.device.type)  # an error before data is read
         warning = precision_warning(config.train.precision, context.device)
         if warning is not None:
             reporter.note(warning)
-        trainer = _make_trainer(config, context)
+        trainer = _make_trainer(config, context, data)
+        if team.is_rank_zero and trainer.dataset.name not in KNOWN_DATA:
+            with memory_errors(trainer.model, config.train.batch_size):
+                reporter.plan(lambda: estimate_run(trainer))
         checkpoint = team.on_rank_zero(lambda: _open_run(trainer, options, cleanup))
         if checkpoint is not None:
             restore_trainer(trainer, checkpoint, repair=options.repair)
@@ -200,13 +221,17 @@ def _finished_result(config: RunConfig, run: RunFolder, options: ResumeOptions) 
     return None
 
 
-def _make_trainer(config: RunConfig, context: RunContext) -> Trainer:
+def _make_trainer(config: RunConfig, context: RunContext, data: Any = None) -> Trainer:
     """Load data and build the model, checked against each other and between processes; nothing is written."""
-    dataset = load_data(config.data, context.reporter.note)
+    note = context.reporter.note
+    dataset = load_data(config.data, note) if data is None else dataset_from(data, config.data)
     require_trainable(config.train, dataset)
     context.team.assert_same("data set", dataset.fingerprint)
     config = fit_to_data(config, dataset)
-    return Trainer(config, dataset, build_model(config.model, seed=config.train.seed), context)
+    model = build_model(config.model, seed=config.train.seed)
+    if config.train.init is not None and not steps_in(context.run.checkpoints):
+        start_from(model, config.train.init, dataset.classes, note)
+    return Trainer(config, dataset, model, context)
 
 
 def _open_run(trainer: Trainer, options: ResumeOptions, cleanup: ExitStack) -> Checkpoint | None:
