@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Mapping
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,10 @@ from quatsphere.storage.checkpoint import Checkpoint, prune, save_checkpoint
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.distributed import Team
 from quatsphere.train.provenance import numeric_environment
-from quatsphere.train.reporting import EventLog, Progress, Reporter
+from quatsphere.train.reporting import Progress, Reporter
 from quatsphere.train.resources import Interrupted, StopSwitch
 from quatsphere.train.step import BrokenNumber, first_not_finite
+from quatsphere.train.tracking import Tracker
 
 if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
@@ -48,7 +50,7 @@ class RunContext:
     device: torch.device
     reporter: Reporter
     stop: StopSwitch
-    events: EventLog | None = None
+    tracker: Tracker = dataclasses.field(default_factory=Tracker)
 
 
 # Trainer <-> checkpoint.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
 
 LARGEST_FILE = 1 << 30
+MAX_PRINTED = 20
+"""Number of images that the text of predictions lists."""
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the grey level of ITU-R BT.601."""
 
@@ -169,7 +172,9 @@ class Predictions:
         return iter(self.top(len(self.classes)))
 
     def __repr__(self) -> str:
-        rows = zip(self.names, self.top(), strict=True)
-        return "\n".join(
+        rows = islice(zip(self.names, self.top(), strict=True), MAX_PRINTED)
+        lines = [
             f"{printable(name)}  {'  '.join(f'{label} {p:.3f}' for label, p in top.items())}" for name, top in rows
-        )
+        ]
+        more = len(self) - len(lines)
+        return "\n".join(lines + [f"... and {more:,} more"] * bool(more))
