@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import time
 from collections.abc import Callable, Mapping
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
