@@ -72,6 +72,7 @@ def test_an_interrupted_job_resumes_and_gives_the_same_record(tmp_path: Path) ->
 
     def slurm(results: Results) -> tuple[Any, Any]:
         launcher = SlurmLauncher(tmp_path / "jobs", 2, {"partition": "gpu"}, cluster="local")
+        launcher.executor.update_parameters(timeout_min=60)  # submitit's local executor has 5
         return launcher, Interruption(launcher, results)
 
     makers: dict[str, Callable[[Results], tuple[Any, Any]]] = {
