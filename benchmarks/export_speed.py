@@ -2,8 +2,8 @@
 
     python benchmarks/export_speed.py --presets demo lite-attention lite paper-cifar10 --threads 2
 
-Weights are those of a start: they do not influence the speed. `best_ms` is the shortest time on the clock. `cpu_ms` is the least
-time of all threads on processors: with `--threads 1` it is usable on a busy machine, where the clock is not.
+Weights are those of a start: they do not influence the speed. `best_ms` is the shortest time on the clock, `cpu_ms` the
+least time of all threads on processors: with `--threads 1` it is usable on a busy machine, where the clock is not.
 """
 
 from __future__ import annotations
