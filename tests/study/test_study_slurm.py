@@ -6,6 +6,7 @@ There is no SLURM on a test machine: `srun` and the options of sbatch are checke
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -61,7 +62,11 @@ class Interruption(StudyObserver):
     def interrupt(self) -> None:
         while not list(self.results.runs.glob("*/metrics.jsonl")):
             time.sleep(0.05)
-        self.jobs[0]._interrupt()
+        from submitit.local.local import LocalJobEnvironment
+
+        controller = self.jobs[0]._process.pid  # it starts the job again; the signal is for the job, its child
+        job = int(Path(f"/proc/{controller}/task/{controller}/children").read_text().split()[0])
+        os.kill(job, LocalJobEnvironment._usr_sig())
 
 
 @pytest.mark.slow
