@@ -93,5 +93,5 @@ def test_an_interrupted_job_resumes_and_gives_the_same_record(tmp_path: Path) ->
         if observer is not None:
             assert observer.started_cells == [cells[0].id]
     assert rows[0] == rows[1]
-    log = "".join(path.read_text() for path in (tmp_path / "jobs").glob("*_log.err"))
+    log = "".join(path.read_text() for path in (tmp_path / "jobs").glob("*_log.*"))
     assert "Requeued job" in log
