@@ -26,7 +26,7 @@ NOT_SCIENCE = [
     "train.checkpoint_steps",
     "train.checkpoint_seconds",
     "train.keep_checkpoints",
-    "train.tensorboard",
+    "train.track",
 ]
 """Fields that the paper does not concern."""
 

@@ -39,7 +39,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "train.device": st.sampled_from(["auto", "cpu", "cpu:0", "meta", "nothing"]),
     "train.compile": st.just(False),
     "train.threads": st.just(1),
-    "train.tensorboard": st.just(False),
+    "train.track": st.just("none"),
 }
 """Values for fields that decide the cost of a step: small, some of them invalid."""
 SMALL: dict[str, Any] = {

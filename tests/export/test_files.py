@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -176,3 +177,18 @@ def test_every_variant(name: str, overrides: dict[str, Any], to: str) -> None:
         images = torch.rand(count, 3, 16, 16)
         with torch.no_grad():
             torch.testing.assert_close(classify(images), frozen(images), atol=2e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_program_compiles_with_aot_inductor(tmp_path: Path) -> None:
+    """The frozen module has no parameters without an axis, which AOTInductor cannot compile in the model itself."""
+    size = {"dim": 8, "heads": 1, "base_vertices": 8, "shells": 1, "rounds": 0, "image_size": 8}
+    frozen = FrozenModel(shaken_model("qsv", **size), MEAN, STD)
+    assert all(value.ndim for value in (*frozen.parameters(), *frozen.buffers()))
+    program = files.export_program(frozen, (3, 8, 8))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    images = torch.rand(5, 3, 8, 8)
+    with torch.no_grad():
+        compiled = torch._inductor.aoti_load_package(package)(images)
+        torch.testing.assert_close(compiled, frozen(images), atol=2e-5, rtol=0)

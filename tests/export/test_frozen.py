@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from helpers.variants import ATTENTION_VARIANTS, QSV_VARIANTS, SMALL
 from torch import nn
 
+from quatsphere.config import QSVConfig
+from quatsphere.config.resolve import MODEL_CONFIGS
 from quatsphere.export.frozen import FrozenModel
 from quatsphere.models import create_model
 from quatsphere.nn.extensions import register_routing, register_transport
+from quatsphere.nn.routing import ROUTINGS
+from quatsphere.nn.transport import TRANSPORTS
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 LATTICE = {name: value for name, value in SMALL.items() if name not in ("dim", "heads")}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *(("qsv", {**SMALL, **changes}) for changes in QSV_VARIANTS.values()),
-    *(("attention", {**SMALL, **changes}) for changes in ATTENTION_VARIANTS.values()),
+    *(("qsv", {**SMALL, **changes}) for changes in (*QSV_VARIANTS.values(), {"field_init": "aligned"})),
+    *(("attention", {**SMALL, **changes}) for changes in (*ATTENTION_VARIANTS.values(), {"wrap_longitude": True})),
     *(("linear", {**LATTICE, **changes}) for changes in ({}, {"layout": "plane"}, {"wrap_longitude": True})),
+    ("linear", {**LATTICE, "resample": "geometric", "stencil": "pitch", "self_neighbour": False}),
     ("resnet20", {"image_size": 16, "width": 4}),
 ]
+NOT_IN_A_FILE = {"name", "backend"}
+"""Settings without influence on a file: exported models are plain torch."""
 
 
 def shaken_model(name: str, **overrides: Any) -> Any:
@@ -49,6 +57,28 @@ def difference(model: Any) -> float:
 @pytest.mark.parametrize(("name", "overrides"), VARIANTS)
 def test_frozen_module_equals_the_model(name: str, overrides: dict[str, Any]) -> None:
     assert difference(shaken_model(name, **overrides)) < 2e-5
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_routing_with_every_transport(routing: str, transport: str) -> None:
+    """Pairs on the plane, where it has the rule, fields in turn; the table above has the sphere."""
+    modes = get_args(get_type_hints(QSVConfig)["field_mode"])
+    mode = modes[(list(ROUTINGS).index(routing) + list(TRANSPORTS).index(transport)) % len(modes)]
+    layout = "sphere" if routing == "geometric" else "plane"  # a plane has no directions
+    overrides = {"routing": routing, "transport": transport, "field_mode": mode, "layout": layout}
+    assert difference(shaken_model("qsv", **{**SMALL, **overrides})) < 2e-5
+
+
+def test_the_table_has_every_model_and_every_choice() -> None:
+    """A choice that is added to a model's settings must be added to the table, or export is not tested for it."""
+    assert {name for name, _ in VARIANTS} == set(MODEL_CONFIGS)
+    for name, kind in MODEL_CONFIGS.items():
+        tried = [dataclasses.asdict(create_model(n, **overrides).config) for n, overrides in VARIANTS if n == name]
+        for field, hint in get_type_hints(kind).items():
+            choices = get_args(hint) if get_origin(hint) is Literal else (True, False) if hint is bool else ()
+            missing = set(choices) - {config[field] for config in tried if field in config}
+            assert not missing or field in NOT_IN_A_FILE, f"{name}: {field} {missing}"
 
 
 @pytest.mark.parametrize("name", ["qsv", "attention"])

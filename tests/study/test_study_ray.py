@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from quatsphere.study.clusters import RayLauncher
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.results import Results
-from quatsphere.study.runner import LocalLauncher, Outcome, RayLauncher, StudyObserver, run_plan
+from quatsphere.study.runner import LocalLauncher, Outcome, StudyObserver, run_plan
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'cluster')")
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from quatsphere.train.run import fit_to_data, load_data
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folder of two epochs, with shapes checked and TensorBoard events."""
     folder = tmp_path_factory.mktemp("files") / "run"
-    train(tiny_config(epochs=2, tensorboard=True), folder)
+    train(tiny_config(epochs=2, track="tensorboard"), folder)
     return folder
 
 
@@ -94,7 +94,7 @@ def test_environment_file(run: Path) -> None:
 
 def test_config_file_has_every_setting(run: Path) -> None:
     stored = read_yaml(run / "config.yaml")
-    settings = tiny_config(epochs=2, tensorboard=True)
+    settings = tiny_config(epochs=2, track="tensorboard")
     dataset = load_data(settings.data, print)
     assert stored == config_to_dict(fit_to_data(settings, dataset))
     assert (stored["model"]["image_size"], stored["model"]["in_channels"]) == (8, 1)

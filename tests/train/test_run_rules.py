@@ -146,7 +146,7 @@ def test_nothing_is_written_before_everything_is_checked(message: str, tmp_path:
 def test_missing_tensorboard_is_reported_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"quatsphere\[track\]"):
-        train(config(tensorboard=True), tmp_path / "run")
+        train(config(track="tensorboard"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -59,7 +59,13 @@ def run(words: list[str]) -> int:
     start.add_argument(
         "--jobs", type=at_least(1), metavar="N", help="cells trained at a time (default: one per core or GPU)"
     )
-    start.add_argument("--launcher", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    start.add_argument(
+        "--launcher", choices=("local", "ray", "slurm"), default="local", help="this machine, a Ray cluster, or SLURM"
+    )
+    start.add_argument(
+        "--slurm", nargs="+", default=[], metavar="NAME=X",
+        help="parameters of sbatch for --launcher slurm, e.g. partition=gpu gpus_per_node=1 time=240 (minutes)",
+    )  # fmt: skip
     _add_data_root(start)
     start.add_argument(
         "--keep-weights",
@@ -230,7 +236,9 @@ def train_plan(options: argparse.Namespace) -> int:
     )
     results = Results(options.results)
     todo = runner.unfinished(cells, results)
-    launcher = runner.make_launcher(options.launcher, options.jobs, cells[0].config.train.threads)
+    launcher = runner.make_launcher(
+        options.launcher, options.jobs, cells[0].config.train.threads, results, parse_settings(options.slurm, "--slurm")
+    )
     if options.launcher == "local":
         runner.require_data(todo)
     speeds = SpeedEstimator(results.finished())
@@ -247,11 +255,12 @@ def train_plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_settings(words: list[str]) -> dict[str, Any]:
+def parse_settings(words: list[str], option: str = "--set") -> dict[str, Any]:
     """`train.epochs=2` -> {"train.epochs": 2}."""
     pairs = [word.partition("=") for word in words]
     if not all(equals for _, equals, _ in pairs):
-        raise ConfigError("--set takes GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'")
+        example = {"--set": "GROUP.FIELD=VALUE, e.g. --set train.epochs=2; see 'quatsphere train --help'"}
+        raise ConfigError(f"{option} takes {example.get(option, 'NAME=VALUE, e.g. --slurm partition=gpu')}")
     return {key: _parse_value(value) for key, _, value in pairs}
 
 

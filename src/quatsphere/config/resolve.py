@@ -43,8 +43,11 @@ RENAMED = {
     "model.wrap": "model.wrap_longitude",
     "optim.div": "optim.initial_div",
     "train.keep": "train.keep_checkpoints",
+    "train.tensorboard": "train.track",
 }
 """Former name of a setting -> its name; former names are still read everywhere, and never written."""
+FORMER_VALUES: dict[str, dict[str, Any]] = {"train.track": {"true": "tensorboard", "false": "none"}}
+"""Setting -> values of the time of its former name, in lower case, and what they mean."""
 NONE_WORDS = ("none", "null")
 """Spellings of a missing value."""
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -106,7 +109,13 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 
 def rename(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings under their current names, `prefix` put before each."""
-    return {RENAMED.get(f"{prefix}{key}", f"{prefix}{key}"): value for key, value in settings.items()}
+    pairs = [(RENAMED.get(f"{prefix}{key}", f"{prefix}{key}"), value) for key, value in settings.items()]
+    return {key: current_value(key, value) for key, value in pairs}
+
+
+def current_value(key: str, value: Any) -> Any:
+    """Value of a setting, given as now or as under its former name."""
+    return FORMER_VALUES[key].get(str(value).lower(), value) if key in FORMER_VALUES else value
 
 
 def parse_changes(words: Iterable[str]) -> dict[str, str]:
@@ -152,7 +161,7 @@ def parse_value(key: str, value: Any, kind: Any, source: str) -> Any:
     `none` and `null` mean no value, unless `none` is one of the field's choices.
     """
     try:
-        converted = _convert(value, kind)
+        converted = _convert(current_value(key, value), kind)
     except (ValueError, KeyError, OverflowError):
         converted = value
     else:

@@ -355,8 +355,8 @@ class TrainConfig:
     """Longest time between checkpoints, in seconds."""
     keep_checkpoints: int = 2
     """Checkpoints to keep besides the best (at least 2)."""
-    tensorboard: bool = False
-    """Also write TensorBoard events (extra `track`)."""
+    track: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
+    """Also log each epoch's metrics to a tracker (extra `track`, `track-wandb` or `track-mlflow`)."""
 
     def __post_init__(self) -> None:
         check_types(self)

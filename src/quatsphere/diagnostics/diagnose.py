@@ -265,6 +265,16 @@ PAPER_VALUES: dict[str, str] = {
 """Values that the paper reports for QSV on CIFAR-10 at full size (section 4), by section and field."""
 
 
+class Diagnosis(dict[str, Any]):
+    """Sections of a diagnosis by name; prints as one line."""
+
+    def __repr__(self) -> str:
+        """Model, data, and names of the sections."""
+        sections = ", ".join(name for name in SECTIONS if name in self)
+        source = f"{self.get('model')} on {self.get('images')} {self.get('split')} images of {self.get('data')}"
+        return f"Diagnosis({source}: {sections})"
+
+
 def diagnose(
     model: Model,
     dataset: Dataset,
@@ -309,7 +319,7 @@ def diagnose(
             out[current] = SECTIONS[current](traced)
     finally:
         model.train(was_training)
-    return dict(to_json_values(out))
+    return Diagnosis(to_json_values(out))
 
 
 def _identity(traced: TracedModel) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class NeighbourAttention(nn.Module):
         self.value = VALUES[value](dim)
         self.output = nn.Linear(dim, dim)
 
+    def extra_repr(self) -> str:
+        """Heads and routing."""
+        return f"heads={self.heads}, routing={self.routing}"
+
     def forward(
         self,
         target: Float[Tensor, "b t d"],

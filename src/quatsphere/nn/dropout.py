@@ -16,6 +16,10 @@ class KeyedDropout(nn.Module):
         self.rate, self.scale = rate, keep_scale(rate)
         self.site = name_seed(0, site)
 
+    def extra_repr(self) -> str:
+        """Share of dropped elements."""
+        return f"rate={self.rate}"
+
     def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...]) -> Bool[Tensor, "b *shape"] | None:
         """Mask (B, *shape), False where an element is dropped, or None without dropout; scale the rest by `scale`."""
         if not self.training or self.rate == 0:

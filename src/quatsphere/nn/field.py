@@ -104,6 +104,12 @@ class ShellField(nn.Module):
         self.bound = bound
         self.perturbation = perturbation
 
+    def extra_repr(self) -> str:
+        """Vertices, heads, and whether the base quaternions are learned."""
+        vertices, heads, _ = self.base.shape
+        state = "learned" if isinstance(self.base, nn.Parameter) else "frozen"
+        return f"{vertices} vertices, heads={heads}, {state}"
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Redraw the base quaternions."""
@@ -140,6 +146,10 @@ class Perturbation(nn.Module):
         bound = 0.0 if self.zero_init else 1 / math.sqrt(self.outer_weight.shape[1])
         nn.init.uniform_(self.outer_weight, -bound, bound)
         nn.init.uniform_(self.outer_bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """Heads."""
+        return f"heads={len(self.outer_weight)}"
 
     def fields(
         self, tokens: Float[Tensor, "b s d"], source: ShellField, target: ShellField, mixing: Mixing | None

@@ -31,6 +31,11 @@ class HamiltonLinear(nn.Module):
         """Normal with standard deviation scale/√(4 Q_in)."""
         nn.init.normal_(self.weight, std=self.scale / math.sqrt(4 * self.weight.shape[2]))
 
+    def extra_repr(self) -> str:
+        """Heads, and quaternion channels in and out."""
+        heads, outputs, inputs, _ = self.weight.shape
+        return f"heads={heads}, in_channels={inputs}, out_channels={outputs}"
+
     def forward(self, x: Float[Tensor, "b v h inp 4"]) -> Float[Tensor, "b v h out 4"]:
         """One matrix product per head over the 4x4 block expansion."""
         mixed = einsum(x.flatten(3), block_expand(self.weight), "b v h i, h o i -> b v h o")

@@ -34,6 +34,10 @@ class Shell(nn.Module):
         self.register_buffer("radius", positions.norm(dim=-1, keepdim=True), persistent=False)
         self.mark_projected()
 
+    def extra_repr(self) -> str:
+        """Number of vertices, and whether they move."""
+        return f"{self.count} vertices, {'learned' if isinstance(self.positions, nn.Parameter) else 'frozen'}"
+
     @property
     def count(self) -> int:
         """V_l."""
@@ -93,6 +97,11 @@ class Graph(nn.Module):
             self.register_buffer(name, None, persistent=False)
         self._positions_seen: tuple[object, ...] = ()
         self._resampled_in: torch.dtype | None = None
+
+    def extra_repr(self) -> str:
+        """Number of targets, neighbours of each, and the metric."""
+        targets = "" if self.neighbours is None else f"{len(self.neighbours)} vertices with "
+        return f"{targets}{self.k} neighbours each, {self.metric}"
 
     def refresh(self, source: Shell, target: Shell) -> None:
         """Rebuild the graph if a position changed since the last call."""

@@ -76,6 +76,10 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Linear(side * side * in_channels, dim)
         self.norm = nn.LayerNorm(dim)
 
+    def extra_repr(self) -> str:
+        """Vertices and samples of each."""
+        return f"{self.shape[0]} vertices, {self.shape[1] ** 2} samples each"
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PatchEmbedding:
         """Convert; after a change of precision recompute the stencil, since a cast would keep the old rounding."""
         before = self.stencil.dtype

@@ -37,6 +37,10 @@ class Routing(nn.Module):
         else:
             self.beta_logit = nn.Parameter(logit)
 
+    def extra_repr(self) -> str:
+        """Heads, and whether β is fixed."""
+        return f"heads={len(self.beta_logit)}{'' if isinstance(self.beta_logit, nn.Parameter) else ', frozen'}"
+
     @property
     def beta(self) -> Float[Tensor, "h"]:
         """β_h > 0.1, an inverse temperature: high is sharp."""

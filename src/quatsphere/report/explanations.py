@@ -149,7 +149,7 @@ TABLES = {
     "β falls slowly.",
     "parts": "Parameters and time by part of the model. Normal: as in the chart of the cost.",
     "transport off at test time": "Change of accuracy and negative log-likelihood when messages are not rotated, "
-    "without training again. Normal: without any transport accuracy falls by 0.27 (lite) to 0.78 (demo); "
+    "without training again. Normal: without any transport accuracy falls by 0.27 (lite) to 0.8 (demo); "
     "single heads and the last steps cost less.",
 }
 """First words of the title of a diagnostic table -> what it shows, what is normal."""

@@ -101,6 +101,10 @@ class Results:
         self.settings = self.path / "settings"
         self.runs = self.path / "runs"
 
+    def __repr__(self) -> str:
+        """Folder and number of finished cells."""
+        return f"Results({self.path}, {sum(1 for _ in self.cells.glob('*.json')):,} finished cells)"
+
     @contextmanager
     def open(self) -> Iterator[None]:
         """Create the folder and lock it for writing."""

@@ -1,7 +1,5 @@
-"""Run a plan: train its unfinished cells, each in a separate process, on this machine or on a Ray cluster.
+"""Run a plan: train its unfinished cells, each in a separate process, on this machine or on a cluster.
 
-On a Ray cluster (extra `cluster`) each cell is a task, retried on another node if its node fails. The results folder
-should be on a disk that all nodes mount under the same path: a retried cell then resumes, otherwise it starts again.
 Only the runner writes results.
 """
 
@@ -16,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,8 +31,6 @@ from quatsphere.train.run import load_data, require_trainable
 WORKER_COMMAND = (sys.executable, "-m", "quatsphere.study.worker")
 """Command of a worker process."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-RETRIES = 5
-"""Number of retries of a cell on a Ray cluster after its node failed."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +153,18 @@ def make_request(cell: Cell, results: Results) -> CellRequest:
     return CellRequest(cell.id, cell.dataset, cell.variant, cell.seed, flat_settings(cell.config), run)
 
 
-def make_launcher(name: str, jobs: int | None, threads: int | None) -> Launcher:
-    """`ray`, or `local` with a number of jobs (default: one per GPU, or as many as the cores can run)."""
+def make_launcher(
+    name: str, jobs: int | None, threads: int | None, results: Results, slurm: Mapping[str, Any] | None = None
+) -> Launcher:
+    """`ray`, `slurm`, or `local` with a number of jobs (default: one per GPU, or as many as the cores can run)."""
+    from quatsphere.study.clusters import RayLauncher, SlurmLauncher
+
+    if slurm and name != "slurm":
+        raise ConfigError(f"--slurm is for --launcher slurm: got --launcher {name}; leave it out")
     if name == "ray":
         return RayLauncher()
+    if name == "slurm":
+        return SlurmLauncher(results.runs / "slurm", jobs, slurm or {})
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -288,50 +292,3 @@ def _parse_message(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) and message.keys() & {"done", "record", "error"} else None
-
-
-class RayLauncher:
-    """Runs as many cells at a time as the cluster has GPUs or CPUs for; RAY_ADDRESS names a running cluster."""
-
-    def __init__(self) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError("--launcher ray needs Ray; pip install 'quatsphere[cluster]'") from error
-        self.ray: Any = ray
-        if not self.ray.is_initialized():
-            self.ray.init(log_to_driver=False)
-        resources = self.ray.cluster_resources()
-        self.gpus = int(resources.get("GPU", 0))
-        self.jobs = self.gpus or max(1, int(resources.get("CPU", 1)))
-
-    def run(self, requests: Sequence[CellRequest], observer: StudyObserver) -> Iterator[Outcome]:
-        """Yield outcomes; closing the generator cancels the remaining tasks."""
-        waiting = {self._submit(request): request for request in requests}
-        try:
-            while waiting:
-                done, _ = self.ray.wait(list(waiting), num_returns=1)
-                yield self._collect(done[0], waiting.pop(done[0]))
-        finally:
-            for task in waiting:
-                self.ray.cancel(task, force=True)
-
-    def _submit(self, request: CellRequest) -> Any:
-        """Queue one cell with the number of threads it needs."""
-        cpus = request.settings.get("train.threads") or 1
-        task = self.ray.remote(num_cpus=cpus, num_gpus=1 if self.gpus else 0, max_retries=RETRIES)(_run_on_node)
-        return task.remote(asdict(request))
-
-    def _collect(self, task: Any, request: CellRequest) -> Outcome:
-        """Outcome of a finished task, or of one whose node failed too often."""
-        try:
-            record, error = self.ray.get(task)
-        except self.ray.exceptions.RayError as lost:
-            return Outcome(request, None, " ".join(str(lost).split())[:200])
-        return Outcome(request, record, error)
-
-
-def _run_on_node(request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """Run the usual worker process on a node; it ends when Ray's own process does."""
-    outcome = run_in_process(CellRequest(**request), lambda done, total, speed: None)
-    return outcome.record, outcome.error

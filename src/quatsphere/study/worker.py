@@ -142,6 +142,8 @@ def main() -> int:
     global _answers
     _answers = take_answers()
     disable_malloc_trimming()
+    if hasattr(signal, "SIGUSR2"):  # SLURM warns all processes of a job before its time limit; the parent answers
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     request = CellRequest(**json.loads(sys.stdin.readline()))
     stop_with_parent()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +22,10 @@ from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.sealed_json import misfit, natural
 from quatsphere.train.distributed import Team
 from quatsphere.train.provenance import numeric_environment
-from quatsphere.train.reporting import EventLog, Progress, Reporter
+from quatsphere.train.reporting import Progress, Reporter
 from quatsphere.train.resources import Interrupted, StopSwitch
 from quatsphere.train.step import BrokenNumber, first_not_finite
+from quatsphere.train.tracking import Tracker
 
 if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
@@ -49,7 +51,7 @@ class RunContext:
     device: torch.device
     reporter: Reporter
     stop: StopSwitch
-    events: EventLog | None = None
+    tracker: Tracker = dataclasses.field(default_factory=Tracker)
 
 
 # Trainer <-> checkpoint.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,8 @@ from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
 
 LARGEST_FILE = 1 << 30
+MAX_PRINTED = 20
+"""Number of images that the text of predictions lists."""
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor"
 """Path of an image file, PIL image, array (H, W) or (H, W, C), or tensor (H, W) or (C, H, W); C is 1, 3 or 4.
@@ -147,7 +150,9 @@ class Predictions:
         return iter(self.top(len(self.classes)))
 
     def __repr__(self) -> str:
-        rows = zip(self.names, self.top(), strict=True)
-        return "\n".join(
+        rows = islice(zip(self.names, self.top(), strict=True), MAX_PRINTED)
+        lines = [
             f"{printable(name)}  {'  '.join(f'{label} {p:.3f}' for label, p in top.items())}" for name, top in rows
-        )
+        ]
+        more = len(self) - len(lines)
+        return "\n".join(lines + [f"... and {more:,} more"] * bool(more))

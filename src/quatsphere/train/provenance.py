@@ -104,7 +104,7 @@ MAY_CHANGE = {"data.root", "model.backend"} | {
         "checkpoint_steps",
         "checkpoint_seconds",
         "keep_checkpoints",
-        "tensorboard",
+        "track",
     )
 }
 """Settings that may differ in a resumed run."""

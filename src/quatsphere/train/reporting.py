@@ -1,15 +1,11 @@
-"""Progress of a run, the callbacks that report it, and TensorBoard events (extra `track`)."""
+"""Progress of a run, and the callbacks that report it."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-from quatsphere.errors import ConfigError
 
 
 @dataclass
@@ -103,40 +99,3 @@ class GuardedReporter(Reporter):
             getattr(self.reporter, name)(*args)
         except (OSError, SystemExit):  # rich exits on a broken pipe
             self.reporter = Reporter()
-
-
-class EventLog:
-    """TensorBoard events of each epoch's metrics; a full disk costs events, not the run."""
-
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        """Open the log; events after `step`, of an abandoned continuation, are removed."""
-        self.writer: Any = summary_writer()(str(folder / "events"), purge_step=step + 1)
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Write every number of the record as a scalar, lists by index."""
-        with contextlib.suppress(OSError):
-            for name, value in _scalars("", record):
-                self.writer.add_scalar(name, value, record["step"])
-            self.writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(OSError):
-            self.writer.close()
-
-
-def summary_writer() -> Any:
-    """TensorBoard's writer class; ConfigError if it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError("train.tensorboard needs TensorBoard; pip install 'quatsphere[track]'") from error
-    return SummaryWriter
-
-
-def _scalars(prefix: str, value: Any) -> list[tuple[str, float]]:
-    if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _scalars(f"{prefix}/{key}".strip("/"), inner)]
-    if isinstance(value, list):
-        return [pair for index, inner in enumerate(value) for pair in _scalars(f"{prefix}/{index}", inner)]
-    return [(prefix, float(value))] if isinstance(value, (int, float)) else []

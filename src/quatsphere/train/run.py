@@ -42,8 +42,9 @@ from quatsphere.train.provenance import (
     resolve_threads,
     versions,
 )
-from quatsphere.train.reporting import EventLog, GuardedReporter, Reporter, summary_writer
+from quatsphere.train.reporting import GuardedReporter, Reporter
 from quatsphere.train.resources import memory_errors, stop_switch
+from quatsphere.train.tracking import open_tracker, require_tracker
 from quatsphere.train.trainer import Trainer
 
 KNOWN_DATA = ("digits", "cifar10", "cifar100")
@@ -138,8 +139,7 @@ def require_trainable(config: TrainConfig, dataset: Dataset) -> None:
         )
     if not len(dataset.test.labels):
         raise ConfigError("no test images are left (data.test_fraction 0); hold out a share > 0")
-    if config.tensorboard:
-        summary_writer()
+    require_tracker(config.track)
 
 
 # A run.
@@ -155,6 +155,18 @@ class ResumeOptions:
     """Continue although the data has another fingerprint."""
     repair: bool = False
     """Renormalise damaged quaternions of a checkpoint."""
+
+
+class RunResult(dict[str, Any]):
+    """Content of `result.json`; prints as one line."""
+
+    def __repr__(self) -> str:
+        """Model, data, accuracies and sizes."""
+        if "test" not in self:
+            return "RunResult()"
+        accuracy = f"test accuracy {self['test_accuracy']:.4f} (n = {self['test']['images']:,})"
+        size = f"epoch {self['best_epoch']} of {self['epochs']}, {self['parameters']:,} parameters"
+        return f"RunResult({self['model']} on {self['data']}: {accuracy}, {size})"
 
 
 def train(
@@ -213,7 +225,7 @@ def _finished_result(config: RunConfig, run: RunFolder, options: ResumeOptions) 
         run.note(str(damage).partition(";")[0] + "; the run is tested again")
     else:
         if result is not None:
-            return result
+            return RunResult(result)
     if run.path.exists():
         run.claim(resume=options.resume)
     if options.resume and run.config.is_file():
@@ -268,8 +280,7 @@ def _train_rank_zero(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
     run, reporter = context.run, context.reporter
     write_yaml(run.config, config_to_dict(config))
     write_json(run.environment, environment(context.device, context.team.world))
-    if config.train.tensorboard:
-        context.events = EventLog(run.path, trainer.progress.step)
+    context.tracker = open_tracker(config, run, trainer.progress.step, reporter.note)
     try:
         reporter.start(run_facts(trainer))
         trainer.fit()
@@ -277,8 +288,7 @@ def _train_rank_zero(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
         result = make_result(trainer, trainer.test(repair=repair))
         run.write_result(result)
     finally:
-        if context.events is not None:
-            context.events.close()
+        context.tracker.close()
         reporter.close()
     return result
 
@@ -311,7 +321,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
     """Content of `result.json`: the numbers of a finished run with everything that identifies them."""
     progress, config = trainer.progress, trainer.config
-    return {
+    facts = {
         "test_accuracy": test.accuracy,
         "val_accuracy": progress.best_accuracy,
         "best_step": progress.best_step,
@@ -332,6 +342,7 @@ def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
         "seconds": progress.seconds,
         "predictions": pack_indices(test.predictions),
     }
+    return RunResult(facts)
 
 
 def _digest(config: RunConfig) -> str:

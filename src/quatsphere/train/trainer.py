@@ -166,8 +166,7 @@ class Trainer:
         }
         if context.team.is_rank_zero:
             context.run.append_metrics(record)
-        if context.events is not None:
-            context.events.add(record)
+        context.tracker.log(record)
         context.reporter.epoch(record)
 
     def report_step(self) -> None:
