@@ -26,7 +26,10 @@ function lastUpdate(shell, step) {
 
 const LAST_SHELL = shells.length - 1;
 const LAST_STEP = meta.steps.length - 1;
-const perStep = (family) => ({ image, shell, vertex, step }) => at(`${family}.${lastUpdate(shell, step)}`, image, vertex);
+const perStep = (family) => ({ image, shell, vertex, step }) => {
+  const name = `${family}.${lastUpdate(shell, step)}`;
+  return arrays.has(name) ? at(name, image, vertex) : null;
+};
 
 // Quantities that colour the vertices: value (null is grey), scale, and meaning.
 const QUANTITIES = {
@@ -42,7 +45,7 @@ const QUANTITIES = {
   evidence: {
     label: 'class evidence', scale: 'signed', value: perStep('evidence'),
     meaning: 'Contribution of each vertex to the logit of the predicted class. After the last step it is exact (the '
-      + 'contributions sum to the logit minus its bias), before that it is token times gradient.',
+      + 'contributions sum to the logit minus its bias), before that it is token times gradient. The small image shows it too: orange for, blue against.',
   },
   pool: {
     label: 'pool weight', scale: 'amount', zero: true,
