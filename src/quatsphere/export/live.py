@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +18,28 @@ import numpy as np
 import torch
 from markupsafe import Markup
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from safetensors.numpy import save
 from torch import Tensor
 
+from quatsphere.data.decode import fit_image, to_rgb
 from quatsphere.errors import ConfigError
 from quatsphere.export.files import file_metadata, frozen_model, model_logits, verified_difference
 from quatsphere.export.frozen import FrozenModel
 from quatsphere.export.frozen_qsv import FrozenQSV, FrozenStep
 from quatsphere.models import QSV
 from quatsphere.report.explanations import LIVE_INTRODUCTION, LIVE_TITLES, VIEW_TIPS, words_of
-from quatsphere.report.page import inline_script, render_page, security_policy
+from quatsphere.report.page import ASSETS, inline_script, render_page, security_policy
 from quatsphere.report.view import layout_arrays, model_facts
 from quatsphere.storage.atomic import write_text
 from quatsphere.train.load import TrainedModel
+from quatsphere.train.predict import image_pixels
 
 EXAMPLES = 8
 """Number of images at most that a page contains."""
+PHOTO = ASSETS / "cat.jpg"
+"""Photograph that comes with the package: `chelsea.png` of scikit-image, CC0 by Stefan van der Walt, cropped."""
+PHOTO_SIZE = 224
 SCRIPTS = (
     *("view/tensors", "live/model", "view/algebra", "live/forward", "live/trace", "view/colours", "view/stage"),
     *("view/insets", "view/details", "view/main", "live/resize", "live/input", "live/answer"),
@@ -65,15 +72,22 @@ def write_live_page(
     return difference
 
 
-def check_exportable(trained: TrainedModel) -> None:
-    """Raise ConfigError if a page cannot run the model."""
+def live_obstacle(trained: TrainedModel) -> str | None:
+    """Reason why a page cannot run the model."""
     model = trained.model
     if not isinstance(model, QSV):
-        raise ConfigError(f"a live page runs qsv, not '{trained.config.model.name}'; use --to onnx or --to pt2")
+        return f"a live page runs qsv, not '{trained.config.model.name}'"
     for role in ("routing", "transport"):
         if not isinstance(getattr(model.within, role).rule, str):
-            name = getattr(model.config, role)
-            raise ConfigError(f"a live page runs built-in rules, not the {role} '{name}'; use --to onnx or --to pt2")
+            return f"a live page runs built-in rules, not the {role} '{getattr(model.config, role)}'"
+    return None
+
+
+def check_exportable(trained: TrainedModel) -> None:
+    """Raise ConfigError if a page cannot run the model."""
+    obstacle = live_obstacle(trained)
+    if obstacle is not None:
+        raise ConfigError(f"{obstacle}; use 'quatsphere export --to onnx' or '--to pt2'")
 
 
 def examples_by_class(trained: TrainedModel, images: Tensor, source: str) -> list[Example]:
@@ -81,6 +95,27 @@ def examples_by_class(trained: TrainedModel, images: Tensor, source: str) -> lis
     predicted = model_logits(trained, images).argmax(1).tolist()
     first = sorted({label: index for index, label in reversed(list(enumerate(predicted)))}.values())
     return [Example(images[index], f"{index + 1} of {source}") for index in first[:EXAMPLES]]
+
+
+def file_examples(trained: TrainedModel, names: Sequence[str]) -> list[Example]:
+    """Image files as examples with their photographs."""
+    paths = [Path(name) for name in names[:EXAMPLES]]
+    return [Example(image_pixels(p, trained.config), p.name, photo_uri(p, trained.config.data.fit)) for p in paths]
+
+
+def photo_example(trained: TrainedModel) -> Example:
+    """The photograph that comes with the package."""
+    (example,) = file_examples(trained, [str(PHOTO)])
+    return example._replace(name="a cat (photograph by Stefan van der Walt, CC0)")
+
+
+def photo_uri(path: Path, fit: str) -> str:
+    """Part of an image file that a model sees, as a small JPEG in a data URI."""
+    with Image.open(path) as image:
+        small = fit_image(to_rgb(ImageOps.exif_transpose(image)), PHOTO_SIZE, fit)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def live_page(trained: TrainedModel, frozen: FrozenModel, examples: Sequence[Example]) -> str:

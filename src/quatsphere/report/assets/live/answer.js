@@ -18,8 +18,8 @@ function writeBars(found, complete) {
     const line = element('li', undefined, label === best ? 'first' : '');
     line.append(element('span', CLASSES[label], 'name'));
     const track = line.appendChild(element('span', undefined, 'track'));
-    track.appendChild(element('span', undefined, 'share-of')).style.width = percent(found[label]);
-    if (changed) track.appendChild(element('span', undefined, 'complete')).style.left = percent(complete[label]);
+    track.appendChild(element('span', undefined, 'share-of')).style.width = `${100 * found[label]}%`;
+    if (changed) track.appendChild(element('span', undefined, 'complete')).style.left = `${100 * complete[label]}%`;
     line.append(element('span', percent(found[label]), 'value'));
     return line;
   }));
@@ -82,5 +82,6 @@ byId('theme').addEventListener('click', drawPad);
 showExample(0);
 setTimeout(check, 50);
 
-// For the browser's console: quatsphere.run(pixels, { transport: true }) with levels 0 to 255 (channel, row, column).
-window.quatsphere = { meta, run: (pixels, off = {}) => forward(levelsOf(pixels), off), show };
+// For the browser's console: the pixels on show, levels 0 to 255 (channel, row, column), and the forward pass, for example
+// quatsphere.run(quatsphere.pixels(), { transport: true }).logits without transport.
+window.quatsphere = { meta, pixels: () => Array.from(shown.pixels), run: (pixels, off) => forward(levelsOf(pixels), off) };

@@ -1,7 +1,8 @@
 // Images from the pad, files, the clipboard, the camera and the examples.
 const pad = byId('pad');
 const CELLS = meta.cells;
-const PEN_RADIUS = (2.1 * CELLS) / 32;
+const PEN_RADIUS = (2.5 * CELLS) / 32; // as much ink as in scikit-learn's digits, 0.3 of the cells
+const WIDEST_DRAWING = 0.75; // of the frame, as in these digits; they are as high as the frame
 const strokes = [];
 let picture = null; // a canvas with the part of a picture that the model sees
 let waiting = null;
@@ -49,7 +50,8 @@ function framed(lines) {
   const points = lines.flat();
   const range = (axis) => [Math.min(...points.map((p) => p[axis])), Math.max(...points.map((p) => p[axis]))];
   const [[left, right], [top, bottom]] = [range(0), range(1)];
-  const scale = Math.min(3, (CELLS - 2 * PEN_RADIUS) / Math.max(right - left, bottom - top, 1e-6));
+  const scaleTo = (share, length) => (share * CELLS - 2 * PEN_RADIUS) / Math.max(length, 1e-6);
+  const scale = Math.min(3, scaleTo(WIDEST_DRAWING, right - left), scaleTo(1, bottom - top));
   const place = (value, low, high) => CELLS / 2 + (value - (low + high) / 2) * scale;
   return lines.map((line) => line.map(([x, y]) => [place(x, left, right), place(y, top, bottom)]));
 }
@@ -186,7 +188,10 @@ meta.examples.forEach(({ name, photo }, index) => {
   image.src = photo;
   image.decode().then(() => {
     photos[index] = image;
-    if (button.getAttribute('aria-pressed') === 'true') showExample(index);
+    if (button.getAttribute('aria-pressed') === 'true') {
+      picture = image;
+      drawPad();
+    }
   });
 });
 

@@ -99,4 +99,4 @@ function examplePixels(index) {
   return constant('examples').slice(index * size, (index + 1) * size);
 }
 
-classify(examplePixels(0), {});
+classify(examplePixels(0), {}); // the pictures need arrays from the start

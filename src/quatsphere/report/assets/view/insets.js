@@ -23,23 +23,23 @@ function paintEvidence(pen, width, height, image, state, range) {
   const shell = shells[meta.steps[state.step].target];
   const values = valuesOn(QUANTITIES.evidence, state, image, shell);
   const near = shell.count / 2.5; // 1 / (2 σ²) for σ of about half the distance of vertices in image coordinates
-  const side = [width / EVIDENCE_CELLS, height / EVIDENCE_CELLS];
-  for (let y = 0; y < EVIDENCE_CELLS; y++) {
-    for (let x = 0; x < EVIDENCE_CELLS; x++) {
-      const [u, v] = [(2 * x + 1) / EVIDENCE_CELLS - 1, (2 * y + 1) / EVIDENCE_CELLS - 1];
-      let [sum, total] = [0, 1e-12];
-      shell.imageCoords.forEach(([a, b], vertex) => {
-        const share = Math.exp(-near * ((a - u) ** 2 + (b - v) ** 2));
-        sum += share * values[vertex];
-        total += share;
-      });
-      const strength = sum / total / range[1];
-      pen.globalAlpha = Math.min(0.85, 1.3 * Math.abs(strength));
-      pen.fillStyle = ramp('signed', 0.5 + 0.5 * strength);
-      pen.fillRect(x * side[0], y * side[1], side[0] + 0.5, side[1] + 0.5);
-    }
+  const cells = new ImageData(EVIDENCE_CELLS, EVIDENCE_CELLS);
+  for (let i = 0; i < EVIDENCE_CELLS ** 2; i++) {
+    const [u, v] = [i % EVIDENCE_CELLS, Math.floor(i / EVIDENCE_CELLS)].map((place) => (2 * place + 1) / EVIDENCE_CELLS - 1);
+    let [sum, total] = [0, 1e-12];
+    shell.imageCoords.forEach(([a, b], vertex) => {
+      const share = Math.exp(-near * ((a - u) ** 2 + (b - v) ** 2));
+      sum += share * values[vertex];
+      total += share;
+    });
+    const strength = sum / total / range[1];
+    cells.data.set([...mixed('signed', 0.5 + 0.5 * strength), Math.min(215, 330 * Math.abs(strength))], 4 * i);
   }
-  pen.globalAlpha = 1;
+  const canvas = document.createElement('canvas');
+  canvas.width = canvas.height = EVIDENCE_CELLS;
+  canvas.getContext('2d').putImageData(cells, 0, 0);
+  pen.imageSmoothingEnabled = true;
+  pen.drawImage(canvas, 0, 0, width, height);
 }
 
 function drawThumb(canvas, image, state, range) {
