@@ -1,7 +1,7 @@
 """Take screenshots of the pages of a run for the README: python docs/pictures/screens.py RUN.
 
-Report, view and live page are written into the run folder if they are missing. The screenshots, report.png, view.png and
-live.png, are saved beside this script in 256 colours to keep them small.
+Report, view and live page are written into the run folder if they are missing. The screenshots, report.png,
+view.png and live.png, are saved beside this script in 256 colours to keep them small.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ def capture_view(browser: Any, path: Path) -> None:
     save_small(page.screenshot(), HERE / "view.png")
 
 
-STROKES = (
-    [(0.36, 0.3), (0.5, 0.2), (0.62, 0.3), (0.6, 0.42), (0.46, 0.5), (0.62, 0.56), (0.66, 0.7), (0.52, 0.82), (0.36, 0.72)],
-)
-"""A three, as shares of the pad's side."""
+THREE = ((34, 32), (42, 22), (54, 20), (64, 28), (63, 39), (45, 48), (57, 51), (66, 60), (65, 73), (54, 81), (33, 71))
+"""Points of a stroke, in percent of the pad's side."""
 
 
 def capture_live(browser: Any, path: Path) -> None:
@@ -59,13 +57,12 @@ def capture_live(browser: Any, path: Path) -> None:
     page.wait_for_selector("html[data-check=same]")
     page.click("#clear")
     box = page.locator("#pad").bounding_box()
-    for stroke in STROKES:
-        points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
-        page.mouse.move(*points[0])
-        page.mouse.down()
-        for point in points[1:]:
-            page.mouse.move(*point)
-        page.mouse.up()
+    points = [(box["x"] + x / 100 * box["width"], box["y"] + y / 100 * box["height"]) for x, y in THREE]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    for point in points[1:]:
+        page.mouse.move(*point)
+    page.mouse.up()
     page.wait_for_timeout(500)
     save_small(page.screenshot(), HERE / "live.png")
 

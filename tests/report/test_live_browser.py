@@ -27,12 +27,18 @@ from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.load import TrainedModel
 from quatsphere.train.predict import image_pixels
 
-JS_VARIANTS = (
-    *("full", "transport_identity", "transport_one_sided", "transport_projected", "transport_lift", "transport_lower"),
-    *("routing_uniform", "routing_absolute", "routing_geometric", "frozen_random", "no_bound", "no_rounds"),
-    *("mean_pooling", "pooling_per_head", "geometric_resample", "wrap", "network_per_shell", "inner_skip"),
-    *("self_excluded", "plane", "full_mixed"),
-)
+COMBINED: dict[str, dict[str, Any]] = {
+    "absolute": {"routing": "absolute", "transport": "one_sided", "pooling": "quaternion_per_head", "wrap": True},
+    "geometric": {"routing": "geometric", "transport": "lower", "perturbation": "shell", "inner_skip": "residual"},
+    "plane": {"routing": "uniform", "transport": "projected", "head_mixing": "linear", "layout": "plane"},
+    "lift": {"transport": "lift", "field": "frozen_random", "pooling": "mean", "resample": "geometric"},
+    "identity": {"transport": "identity", "field": "static", "self_neighbour": False, "bound": "none", "rounds": 0},
+}
+"""Models that together have every routing, transport and part; `slow` tests take every variant alone."""
+VARIANTS = [
+    *COMBINED.items(),
+    *(pytest.param(name, changes, marks=pytest.mark.slow) for name, changes in QSV_VARIANTS.items()),
+]
 RUN = """([images, off]) => images.map((pixels) => {
   const { logits, pool, steps } = quatsphere.run(pixels, off);
   const list = (name) => steps.map((step) => Array.from(step[name]));
@@ -108,9 +114,9 @@ def test_photographs_equal_torch(photo_page: Path, visit: Callable[..., Any]) ->
     check_against_torch(page, trained, images, 2e-5)
 
 
-@pytest.mark.parametrize("name", JS_VARIANTS)
-def test_variants_equal_torch(name: str, tmp_path: Path, visit: Callable[..., Any]) -> None:
-    model = shaken_model("qsv", **{**SMALL, **QSV_VARIANTS[name]})
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_variants_equal_torch(name: str, changes: dict[str, Any], tmp_path: Path, visit: Callable[..., Any]) -> None:
+    model = shaken_model("qsv", **{**SMALL, **changes})
     meta = {"classes": list("abcdefghij"), "mean": MEAN, "std": STD, "fingerprint": ""}
     trained = TrainedModel(RunFolder(tmp_path), RunConfig(model=model.config), model, 1, meta)
     torch.manual_seed(2)

@@ -26,10 +26,20 @@ def run(words: list[str]) -> int:
     """Export a trained run."""
     parser = Parser(prog="quatsphere export", description=__doc__)
     add_run(parser)
-    parser.add_argument("--to", choices=("onnx", "pt2", "html"), required=True, help="ONNX, torch.export's pt2, or a page that runs the model")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; its name ends in .onnx, .pt2 or .html")
     parser.add_argument(
-        "--images", metavar="FILE", nargs="+", help="images or folders to verify with, instead of the test images; examples of the page"
+        "--to",
+        choices=("onnx", "pt2", "html"),
+        required=True,
+        help="ONNX, torch.export's pt2, or a page that runs the model",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write; its name ends in .onnx, .pt2 or .html"
+    )
+    parser.add_argument(
+        "--images",
+        metavar="FILE",
+        nargs="+",
+        help="images or folders to verify with, instead of the test images; examples of the page",
     )
     add_data_root(parser)
     add_json(parser, "print path, images and difference as JSON")

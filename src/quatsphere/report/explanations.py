@@ -180,7 +180,7 @@ VIEW_TIPS = {
 LIVE_TITLES = {"drawing": "Draw a digit", "picture": "Show it a picture"}
 """Input -> title of the page that runs a model."""
 LIVE_INTRODUCTION = (
-    "A trained QSV runs inside this page: every stroke or picture is classified here, and nothing leaves this computer. "
+    "A trained QSV runs inside this page: each stroke or picture is classified here, and nothing leaves this computer. "
     "The globe shows this image on its way through the shells; lines are routing weights, arrows the frame of the "
     "selected vertex. Switch routing or transport off to see what each contributes."
 )

@@ -66,6 +66,7 @@ function averaged(cells) {
 
 function showStrokes() {
   show(averaged(inkOf(strokes.length && byId('fit').checked ? framed(strokes) : strokes)));
+  byId('hint').textContent = strokes.length ? 'Your drawing.' : 'Draw on the pad, or pick an example.';
   drawPad();
 }
 
