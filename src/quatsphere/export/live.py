@@ -26,7 +26,7 @@ from quatsphere.data.decode import fit_image, to_rgb
 from quatsphere.errors import ConfigError
 from quatsphere.export.files import file_metadata, frozen_model, model_logits, verified_difference
 from quatsphere.export.frozen import FrozenModel
-from quatsphere.export.frozen_qsv import FrozenQSV, FrozenStep
+from quatsphere.export.frozen_qsv import FrozenStep
 from quatsphere.models import QSV
 from quatsphere.report.explanations import LIVE_INTRODUCTION, LIVE_TITLES, VIEW_TIPS, words_of
 from quatsphere.report.page import ASSETS, inline_script, render_page, security_policy
@@ -120,7 +120,7 @@ def photo_uri(path: Path, fit: str) -> str:
 
 def live_page(trained: TrainedModel, frozen: FrozenModel, examples: Sequence[Example]) -> str:
     """Page of a model with examples."""
-    body: FrozenQSV = frozen.body
+    body: Any = frozen.body
     same, arrays = without_copies({**layout_arrays(trained), **constants(frozen)})
     pixels = torch.stack([example.pixels for example in examples])
     arrays |= {"examples": pixels.numpy(), "reference": model_logits(trained, pixels).numpy()}
