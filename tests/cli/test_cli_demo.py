@@ -26,16 +26,20 @@ def short(tiny: list[str]) -> list[str]:
 def test_demo_leaves_a_report_and_a_view(short: list[str], tmp_path: Path, command: Command) -> None:
     ended = command("demo", *short)
     assert ended.code == 0, ended.err
-    *_, accuracy, report, view = ended.out.splitlines()
+    *_, accuracy, report, view, live, photo = ended.out.splitlines()
     assert re.fullmatch(r"test accuracy 0\.\d{3}", accuracy)
     assert report == "report: runs/demo/report.html"
     assert view == "view: runs/demo/view.html"
+    assert live == "live: runs/demo/live.html"
+    assert photo == "photo: runs/demo/photo.html"
     assert "│ all " in ended.out
     assert "epoch   1  loss" in ended.err
     page = (tmp_path / "runs/demo/report.html").read_text()
     for heading in ("results", "predictions", "what-the-model-sees", "training", "settings", "identity"):
         assert f'<section id="{heading}"' in page
-    assert 'href="view.html"' in page
+    assert re.findall(r'href="(\w+\.html)"', page) == ["view.html", "live.html", "photo.html"]
+    assert "<h1>Draw a digit</h1>" in (tmp_path / "runs/demo/live.html").read_text()
+    assert "<h1>Show it a picture</h1>" in (tmp_path / "runs/demo/photo.html").read_text()
     for code in re.findall(r'data:image/png;base64,([^"]+)"', page):
         with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as picture:
             picture.load()
@@ -69,9 +73,9 @@ def test_demo_never_overwrites_and_shows_names_as_text(short: list[str], tmp_pat
     assert ended.code == 0, ended.err
     result = json.loads(ended.out)
     assert (result["report"], result["view"]) == (f"{name}-2/report.html", f"{name}-2/view.html")
-    for path in (result["report"], result["view"]):
+    for path in (result["report"], result["view"], result["live"]):
         page = (tmp_path / path).read_text()
-        assert "&lt;img src=x onerror=alert(1)&gt;&amp;$x^$-2</h1>" in page
+        assert "&lt;img src=x onerror=alert(1)&gt;&amp;$x^$-2" in page
         assert "<img src=x" not in page
         assert "default-src &#39;none&#39;" in page
     assert not list((tmp_path / name).iterdir())

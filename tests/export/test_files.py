@@ -98,6 +98,27 @@ def test_onnx_in_onnxruntime(digits_run: Path, run: Run) -> None:
     assert str(Path(quatsphere.__file__).parent).encode() not in content
 
 
+def test_a_page_by_both_commands(digits_run: Path, run: Run) -> None:
+    code, out, err = run("export", digits_run, "--to", "html", "-o", "digits.html")
+    assert (code, err) == (0, "")
+    assert "verified on 359 test images of digits: same classes, logits within" in out
+    code, out, err = run("view", digits_run, "--live", "-o", "view.html", "--json")
+    assert (code, err, json.loads(out)) == (0, "", {"live": "view.html"})
+    page = Path("digits.html").read_bytes()
+    assert page == Path("view.html").read_bytes()
+    assert str(Path(quatsphere.__file__).parent).encode() not in page
+    weights = digits_run / "checkpoints" / step_name(quatsphere.load(digits_run).step) / WEIGHTS
+    assert sha256_file(weights)[:12].encode() in page
+
+
+def test_pages_of_other_models_are_refused(run: Run) -> None:
+    for words in (["export", "cifar10-resnet20", "--to", "html"], ["view", "cifar10-attention", "--live"]):
+        code, out, err = run(*words, "-o", "m.html")
+        assert (code, out) == (2, "")
+        assert "quatsphere: error: a live page runs qsv, not '" in err
+        assert not list(Path().iterdir())
+
+
 def check_metadata(metadata: dict[str, Any], trained: quatsphere.TrainedModel, weights: str) -> None:
     assert metadata["classes"] == list(trained.classes)
     assert metadata["weights_sha256"] == weights

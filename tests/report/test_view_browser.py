@@ -184,6 +184,41 @@ def test_camera_fits_the_target_shell(views: dict[str, View], visit: Callable[..
     assert sum("of shell 3" in text for text in said) >= 6, said
 
 
+def test_play_walks_through_the_steps(views: dict[str, View], visit: Callable[..., Any]) -> None:
+    """Every 1.4 s the next step, from the first again after the last, until it is paused or a step is chosen."""
+    page = visit(views["sphere"][0])
+    page.clock.install()
+    steps = []
+    page.click("#play")
+    assert page.get_attribute("#play", "aria-pressed") == "true"
+    for _ in range(5):
+        page.clock.run_for(1400)
+        steps.append(page.input_value("#step"))
+    assert steps == ["2", "3", "4", "5", "1"]
+    page.eval_on_selector("#step", "(e) => { e.value = 3; e.dispatchEvent(new Event('input')) }")
+    page.clock.run_for(5000)
+    assert page.input_value("#step") == "3"
+    assert page.get_attribute("#play", "aria-pressed") == "false"
+
+
+def test_evidence_is_painted_on_the_image(views: dict[str, View], visit: Callable[..., Any]) -> None:
+    """Over a grey image, places with evidence for the class are orange and those against it blue."""
+    page, arrays = visit(views["plane"][0]), read_trace(views["plane"][1]).arrays
+    move(page, "#quantity", "evidence")
+    pixels = page.evaluate("""() => {
+      const thumb = document.querySelector('.thumb');
+      return Array.from(thumb.getContext('2d').getImageData(0, 0, thumb.width, thumb.height).data);
+    }""")
+    side = math.isqrt(len(pixels) // 4)
+    red, _, blue, _ = np.moveaxis(np.array(pixels).reshape(side, side, 4), -1, 0)
+    evidence, places = arrays["evidence.0"][0], arrays["positions.0"][:, :2]
+    strong = np.abs(evidence) > 0.5 * np.abs(evidence).max()
+    column, row = ((places + 1) / 2 * side).astype(int).clip(0, side - 1).T
+    warm = (red - blue)[row, column]
+    assert strong.sum() >= 2
+    assert (np.sign(warm[strong]) == np.sign(evidence[strong])).mean() > 0.8
+
+
 def test_words_have_tooltips(views: dict[str, View], visit: Callable[..., Any]) -> None:
     for kind in KINDS:
         page = visit(views[kind][0])

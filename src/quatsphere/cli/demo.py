@@ -1,4 +1,8 @@
-"""quatsphere demo: train QSV on the embedded digits, measure it, and leave a report and a 3-D view."""
+"""quatsphere demo: train QSV on the embedded digits, measure it, and leave pages to look at.
+
+A report, a 3-D view, live.html (draw a digit, the page runs the trained model) and photo.html (a model trained on
+CIFAR-10 looks at a photograph, and at yours).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from rich.console import Console
 
 from quatsphere.cli.parser import SettingsParser, add_json, add_open, open_page
 
+PHOTO_MODEL = "cifar10-qsv"
+"""Model in the box that looks at a photograph."""
 DIAGNOSED = 64
 """Number of validation images that the demo traces for its diagnosis."""
 
@@ -50,9 +56,10 @@ def run(words: list[str]) -> int:
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """Diagnose the run, write the view, if the model has shells, and the report, which links to it."""
+    """Diagnose the run, write the pages that its model allows, and the report, which links to them."""
     from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.cli.diagnose import diagnose_with_bar, save_diagnosis
+    from quatsphere.export.live import live_obstacle, photo_example, write_live_page
     from quatsphere.report.run_report import write_run_report
     from quatsphere.report.view import example_images, write_view
     from quatsphere.train.load import load
@@ -64,5 +71,11 @@ def write_pages(folder: Path) -> dict[str, str]:
     if hasattr(trained.model, "layout"):
         pages["view"] = str(folder / "view.html")
         write_view(folder / "view.html", trained, example_images(dataset))
+    if live_obstacle(trained) is None:
+        photo = load(PHOTO_MODEL)
+        example = photo_example(photo)
+        pages |= {name: str(folder / f"{name}.html") for name in ("live", "photo")}
+        write_live_page(Path(pages["live"]), trained, dataset.test.images, f"{len(dataset.test)} test images")
+        write_live_page(Path(pages["photo"]), photo, example.pixels[None], "one photograph", [example])
     write_run_report(folder, folder / "report.html", lambda: (trained, dataset), note)
     return pages

@@ -1,7 +1,8 @@
-"""quatsphere export RUN --to onnx|pt2 -o FILE: write a trained model as one file that runs without quatsphere.
+"""quatsphere export RUN --to onnx|pt2|html -o FILE: write a trained model as one file that runs without quatsphere.
 
-The file takes images with levels in [0, 1] and gives logits; normalisation is inside. It is compared with the model on
-real images first, and kept only if no logit differs by more than 1e-4 and every image has the same class.
+ONNX and pt2 take images with levels in [0, 1] and give logits; normalisation is inside. html is a page that runs a QSV
+in any browser, without a network: draw a digit or show it a picture. The file is compared with the model on real images
+first, and kept only if no logit differs by more than 1e-4 and every image has the same class.
 """
 
 from __future__ import annotations
@@ -25,10 +26,20 @@ def run(words: list[str]) -> int:
     """Export a trained run."""
     parser = Parser(prog="quatsphere export", description=__doc__)
     add_run(parser)
-    parser.add_argument("--to", choices=("onnx", "pt2"), required=True, help="ONNX, or torch.export's pt2")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write, FILE.onnx or FILE.pt2")
     parser.add_argument(
-        "--images", metavar="FILE", nargs="+", help="images or folders to verify with, instead of the test images"
+        "--to",
+        choices=("onnx", "pt2", "html"),
+        required=True,
+        help="ONNX, torch.export's pt2, or a page that runs the model",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write; its name ends in .onnx, .pt2 or .html"
+    )
+    parser.add_argument(
+        "--images",
+        metavar="FILE",
+        nargs="+",
+        help="images or folders to verify with, instead of the test images; examples of the page",
     )
     add_data_root(parser)
     add_json(parser, "print path, images and difference as JSON")
@@ -41,8 +52,11 @@ def run(words: list[str]) -> int:
     if args.to == "onnx":
         require_onnx()
     trained = load(args.run, args.checkpoint)
-    images, source = verification_images(trained, args.images, args.data_root)
-    difference = export_model(trained, path, args.to, images)
+    if args.to == "html":
+        images, source, difference = write_live(trained, path, args.images, args.data_root)
+    else:
+        images, source = verification_images(trained, args.images, args.data_root)
+        difference = export_model(trained, path, args.to, images)
     size = path.stat().st_size
     if args.json:
         facts = {"path": str(path), "bytes": size, "images": len(images), "source": source, "difference": difference}
@@ -63,20 +77,45 @@ def checked_output(name: str, to: str) -> Path:
     return path
 
 
+def write_live(
+    trained: Any, path: Path, files: list[str] | None = None, root: str | None = None
+) -> tuple[Tensor, str, float]:
+    """Write the page that runs a model; images of its verification, their description, difference of the logits."""
+    from quatsphere.report import require_report
+
+    require_report()
+    from quatsphere.export.live import Example, check_exportable, file_examples, photo_example, write_live_page
+
+    check_exportable(trained)
+    images, source = verification_images(trained, files, root)
+    examples: list[Example] = []
+    if files:
+        examples = file_examples(trained, image_files(files))
+    elif source.endswith("noise") and trained.config.model.in_channels == 3:
+        examples = [photo_example(trained)]
+    return images, source, write_live_page(path, trained, images, source, examples)
+
+
+def image_files(words: list[str]) -> list[str]:
+    """Names of image files, from files and folders; those that cannot be read are reported together."""
+    from quatsphere.cli.predict import images_in, report_bad
+    from quatsphere.errors import DataError
+
+    bad: list[DataError] = []
+    names = [name for word in words for name in images_in(word, bad)]
+    report_bad(bad)
+    return names
+
+
 def verification_images(trained: Any, files: list[str] | None, root: str | None) -> tuple[Tensor, str]:
     """Images (n, C, Y, X), uint8, and their description: named files, else test images, else noise with a note."""
     import torch
 
     from quatsphere.cli.console import read_dataset_of
-    from quatsphere.cli.predict import images_in, report_bad
-    from quatsphere.errors import DataError
     from quatsphere.train.predict import image_pixels
 
     if files:
-        bad: list[DataError] = []
-        names = [name for word in files for name in images_in(word, bad)]
-        report_bad(bad)
-        pixels = torch.stack([image_pixels(name, trained.config) for name in names])
+        pixels = torch.stack([image_pixels(name, trained.config) for name in image_files(files)])
         return pixels, f"{len(pixels):,} named image{'s' * (len(pixels) > 1)}"
     try:
         test = read_dataset_of(trained, root).test.images

@@ -1,7 +1,8 @@
 """quatsphere view RUN: write a page with a 3-D view of the shells of a trained model and of every vertex.
 
 The command computes a trace of one or two images and writes it beside the page. The page contains a copy of the trace
-and opens from disk without a server.
+and opens from disk without a server. --live writes a page that runs the model itself: draw a digit or show it a picture
+(the same as 'quatsphere export RUN --to html').
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def run(words: list[str]) -> int:
         "--image", metavar="FILE", nargs="+", default=[], help="one or two PNG, JPEG or WebP (default: two test images)"
     )
     parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (default: view.html in the run's folder)")
+    parser.add_argument("--live", action="store_true", help="a page that runs the model (default name: live.html)")
     add_data_root(parser)
     add_json(parser, "print the paths as JSON")
     add_open(parser)
@@ -34,7 +36,15 @@ def run(words: list[str]) -> int:
     from quatsphere.train.load import load
 
     trained = load(options.run, options.checkpoint)
-    page = page_path(options.output, trained.output_folder / "view.html")
+    page = page_path(options.output, trained.output_folder / ("live.html" if options.live else "view.html"))
+    if options.live:
+        from quatsphere.cli.export import write_live
+
+        write_live(trained, page, options.image or None, options.data_root)
+        print(json.dumps({"live": str(page)}) if options.json else f"live: {page}")
+        if options.open:
+            open_page(page)
+        return 0
     if len(options.image) > MAX_IMAGES:
         note(f"{MAX_IMAGES} images stand side by side; the other {len(options.image) - MAX_IMAGES} left out")
     files = options.image[:MAX_IMAGES]

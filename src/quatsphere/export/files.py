@@ -54,23 +54,39 @@ def export_model(trained: TrainedModel, path: Path, to: str, images: Tensor) -> 
     """
     if to == "onnx":
         require_onnx()
-    mean, std = (torch.tensor(trained.meta[key]) for key in ("mean", "std"))
-    program = export_program(FrozenModel(trained.model, mean.tolist(), std.tolist()), images.shape[1:])
+    program = export_program(frozen_model(trained), images.shape[1:])
     data = FORMATS[to].write(program, file_metadata(trained))
-    classify = FORMATS[to].read(data)
+    difference = verified_difference(FORMATS[to].read(data), trained, images, path)
+    write_bytes(path, data)
+    return difference
+
+
+def frozen_model(trained: TrainedModel) -> FrozenModel:
+    """Inference module of a trained model, with its normalisation."""
+    return FrozenModel(trained.model, trained.meta["mean"], trained.meta["std"])
+
+
+def verified_difference(classify: Classifier, trained: TrainedModel, images: Tensor, path: Path) -> float:
+    """Largest difference of a logit; NumericsError if it exceeds `TOLERANCE` or an image has another class."""
     batches = [images[:1], *images[1:].split(VERIFIED_BATCH)]  # the file must take batches of several sizes
     found = torch.cat([classify(batch.float() / 255) for batch in batches if len(batch)])
-    with torch.inference_mode():
-        expected = batch_logits(trained.model, normalized_batches(images, mean, std), len(trained.classes))
+    expected = model_logits(trained, images)
     difference = float((found - expected).abs().max())
     others = int((found.argmax(1) != expected.argmax(1)).sum())
     if not difference <= TOLERANCE or others:  # the first is also true for NaN
         raise NumericsError(
-            f"the {to} file differs from the model by {difference:.1e} (at most {TOLERANCE:.0e} is allowed) and names "
-            f"another class for {others} of {len(images)} images; {path.name} is not written, please report it"
+            f"the {path.suffix[1:]} file differs from the model by {difference:.1e} (at most {TOLERANCE:.0e} is "
+            f"allowed) and names another class for {others} of {len(images)} images; {path.name} is not written, "
+            "please report it"
         )
-    write_bytes(path, data)
     return difference
+
+
+def model_logits(trained: TrainedModel, images: Tensor) -> Tensor:
+    """Logits (n, classes) of uint8 images by the model itself."""
+    mean, std = (torch.tensor(trained.meta[key]) for key in ("mean", "std"))
+    with torch.inference_mode():
+        return batch_logits(trained.model, normalized_batches(images, mean, std), len(trained.classes))
 
 
 def require_onnx() -> None:

@@ -177,6 +177,15 @@ VIEW_TIPS = {
 }
 """Tooltips of the view."""
 
+LIVE_TITLES = {"drawing": "Draw a digit", "picture": "Show it a picture"}
+"""Input -> title of the page that runs a model."""
+LIVE_INTRODUCTION = (
+    "A trained QSV runs inside this page: each stroke or picture is classified here, and nothing leaves this computer. "
+    "The globe shows this image on its way through the shells; lines are routing weights, arrows the frame of the "
+    "selected vertex. Switch routing or transport off to see what each contributes."
+)
+"""Three sentences above the page that runs a model."""
+
 STUDY_INTRODUCTION = (
     "A study trains this model and variants of it that each change one thing, with several seeds, and compares them."
 )

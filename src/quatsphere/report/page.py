@@ -36,8 +36,14 @@ def read_assets(*names: str) -> str:
 
 
 def inline_script(*names: str) -> tuple[Markup, str]:
-    """Return script files as one function, and its hash for the Content-Security-Policy."""
-    text = f"'use strict';\n(() => {{\n{read_assets(*names)}\n}})();\n"
+    """Return script files as one function, and its hash for the Content-Security-Policy.
+
+    Comments on lines of their own and indentation are left out, which saves a fifth. The function is asynchronous: it
+    runs at once up to its first `await`.
+    """
+    lines = [line.strip() for line in read_assets(*names).splitlines()]
+    code = "\n".join(line for line in lines if line and not line.startswith("//"))
+    text = f"'use strict';\n(async () => {{\n{code}\n}})();\n"
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(text), f"'sha256-{digest}'"
 
@@ -47,8 +53,8 @@ def security_policy(scripts: str = "'none'") -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}"
 
 
-def write_page(path: Path, template: str, styles: tuple[str, ...], **values: Any) -> None:
-    """Render a template in `assets` and write it atomically; characters that are not Unicode are escaped."""
+def render_page(template: str, styles: tuple[str, ...], **values: Any) -> str:
+    """Render a template in `assets`; characters that are not Unicode are escaped."""
     environment = Environment(
         loader=FileSystemLoader(ASSETS),
         autoescape=True,
@@ -57,7 +63,12 @@ def write_page(path: Path, template: str, styles: tuple[str, ...], **values: Any
         lstrip_blocks=True,
     )
     text = environment.get_template(template).render(style=Markup(read_assets(*styles)), **values)
-    write_text(path, text.encode("utf-8", "backslashreplace").decode())
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_page(path: Path, template: str, styles: tuple[str, ...], **values: Any) -> None:
+    """Render a template in `assets` and write it atomically."""
+    write_text(path, render_page(template, styles, **values))
 
 
 @dataclass(frozen=True)

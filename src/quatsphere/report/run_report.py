@@ -30,6 +30,12 @@ from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_o
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
+LINKED_PAGES = {
+    "view.html": "Open the 3-D view of the shells",
+    "live.html": "Draw a digit and watch the model",
+    "photo.html": "Show a model a photograph",
+}
+"""Pages beside a report that it links, if they exist, and the texts of the links."""
 RUN_SECTIONS = {
     "Results": ("classes", "confusion"),
     "What the model sees": ("samples", "shells"),
@@ -61,7 +67,7 @@ def write_run_report(
 
     Args:
         folder: folder of the run.
-        page: path of the page; a `view.html` beside it is linked.
+        page: path of the page; the pages of `LINKED_PAGES` beside it are linked.
         load: returns the trained model and its data; if it fails, the page has no predictions and says why.
         note: called with a line for the user.
     """
@@ -76,8 +82,7 @@ def write_run_report(
     except (DataError, CheckpointError, ConfigError) as error:
         note(f"predictions are left out: {error}")
         inputs = dataclasses.replace(inputs, missing=str(error))
-    view = page.with_name("view.html")
-    links = [(quote(view.name), "Open the 3-D view of the shells")] if view.is_file() else []
+    links = [(quote(name), text) for name, text in LINKED_PAGES.items() if page.with_name(name).is_file()]
     write_report(page, run_report(run, inputs, links))
 
 

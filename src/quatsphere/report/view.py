@@ -37,7 +37,7 @@ TRACE_FORMAT = 1
 MAX_TRACE_BYTES = 256 << 20
 ROUTING_TITLES = {"softmax": "dot product"}
 """Names of routings on the page, if they differ from the setting."""
-SCRIPTS = ("trace", "algebra", "colours", "stage", "insets", "details", "main")
+SCRIPTS = ("tensors", "trace", "algebra", "colours", "stage", "insets", "details", "main")
 
 
 class ViewImage(NamedTuple):
@@ -97,19 +97,41 @@ def compute_trace(trained: TrainedModel, images: list[ViewImage]) -> ViewTrace:
     pixels = torch.stack([image.pixels for image in images])
     inputs = normalize(pixels, torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"]))
     logits, trace = model(inputs, return_trace=True)
-    index_type = np.uint16 if max(model.layout.vertex_counts) <= 1 << 16 else np.uint32
     arrays: TraceArrays = {"pixels": pixels.numpy(), "pool": _to_array(_pool_weights(trace).mean(-1))}
-    arrays |= {f"positions.{shell}": positions for shell, positions in enumerate(shell_positions(model))}
-    steps = model_steps(model)
-    for step in range(len(steps)):
+    arrays |= layout_arrays(trained)
+    for step in range(len(model_steps(model))):
         arrays[f"weights.{step}"] = _to_array(trace["weights"][step])
-        arrays[f"neighbours.{step}"] = trace["neighbours"][step].numpy().astype(index_type)
         arrays[f"norm.{step}"] = _to_array(trace["hidden"][step].norm(dim=-1))
     arrays |= _evidence(model, trace, logits)
-    arrays |= _colours(model, pixels, arrays, len(steps))
+    arrays |= _colours(model, pixels, arrays)
     if isinstance(model, QSV):
-        arrays |= _quaternions(trained, model, trace)
-    return ViewTrace(_facts(trained, images, logits.detach(), steps), arrays)
+        arrays |= _quaternions(model, trace)
+    top = logits.detach().softmax(1).topk(min(TOP_CLASSES, logits.shape[1]))
+    said = [
+        [{"name": trained.classes[i], "probability": p} for i, p in zip(ids, ps, strict=True)]
+        for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+    shown = [
+        {"name": image.name, "truth": None if image.label is None else trained.classes[image.label], "said": classes}
+        for image, classes in zip(images, said, strict=True)
+    ]
+    return ViewTrace({**model_facts(trained), "images": shown}, arrays)
+
+
+def layout_arrays(trained: TrainedModel) -> TraceArrays:
+    """Return what is the same for every image: positions, neighbours, base quaternions and their drift in training."""
+    model: Any = trained.model
+    model.layout.refresh()  # loaded positions have other neighbours than those of the start
+    index_type = np.uint16 if max(model.layout.vertex_counts) <= 1 << 16 else np.uint32
+    out: TraceArrays = {f"positions.{shell}": values for shell, values in enumerate(shell_positions(model))}
+    for index, step in enumerate(model_steps(model)):
+        out[f"neighbours.{index}"] = step.graph.neighbours.numpy().astype(index_type)
+    if isinstance(model, QSV):
+        start: Any = build_model(trained.config.model, seed=trained.config.train.seed)
+        for shell, (field, first) in enumerate(zip(model.fields, start.fields, strict=True)):
+            out[f"base.{shell}"] = _to_array(field.base)
+            out[f"drift.{shell}"] = _to_array(quaternion.distance(field.base, first.base))
+    return out
 
 
 def _to_array(values: Tensor) -> NDArray[Any]:
@@ -122,12 +144,12 @@ def _step_title(step: ModelStep) -> str:
     return f"within shell {step.target}" if step.name == "within" else f"{step.name} on shell {step.target}"
 
 
-def _facts(trained: TrainedModel, images: list[ViewImage], logits: Tensor, steps: list[ModelStep]) -> dict[str, Any]:
-    """Return names and numbers that are not arrays; shells are counted from 0."""
-    config, classes = trained.config.model, trained.meta["classes"]
+def model_facts(trained: TrainedModel) -> dict[str, Any]:
+    """Return names and numbers of a model that are not arrays; shells are counted from 0."""
+    config = trained.config.model
     routing = getattr(config, "routing", "")
     model: Any = trained.model
-    top = logits.softmax(1).topk(min(TOP_CLASSES, logits.shape[1]))
+    steps = model_steps(model)
     return {
         "run": trained.run.name,
         "checkpoint": trained.step,
@@ -137,14 +159,6 @@ def _facts(trained: TrainedModel, images: list[ViewImage], logits: Tensor, steps
         "transport": getattr(config, "transport", None),
         "heads": model.config.heads,
         "steps": [{"name": _step_title(s), "source": s.source - 1, "target": s.target - 1} for s in steps],
-        "images": [
-            {
-                "name": image.name,
-                "truth": None if image.label is None else classes[image.label],
-                "said": [{"name": classes[i], "probability": p} for i, p in zip(ids, ps, strict=True)],
-            }
-            for image, ids, ps in zip(images, top.indices.tolist(), top.values.tolist(), strict=True)
-        ],
     }
 
 
@@ -169,11 +183,11 @@ def _pool_weights(trace: Any) -> Tensor:
     return weights if weights.ndim == 3 else weights.unsqueeze(-1)
 
 
-def _colours(model: Any, pixels: Tensor, arrays: TraceArrays, steps: int) -> TraceArrays:
+def _colours(model: Any, pixels: Tensor, arrays: TraceArrays) -> TraceArrays:
     """Return the mean sample of each first-shell vertex, and these colours averaged by the routing of every step."""
     out: TraceArrays = {}
     colours = np.stack([mean_colours(first_shell_samples(model, image.float() / 255)[1]) for image in pixels])
-    for step in range(steps):
+    for step in range(len(model_steps(model))):
         if step > 0:
             weights = arrays[f"weights.{step}"].mean(axis=-1)
             colours = np.einsum("itk,itkc->itc", weights, colours[:, arrays[f"neighbours.{step}"]])
@@ -181,14 +195,9 @@ def _colours(model: Any, pixels: Tensor, arrays: TraceArrays, steps: int) -> Tra
     return out
 
 
-def _quaternions(trained: TrainedModel, model: QSV, trace: Any) -> TraceArrays:
-    """Return frames before and after the perturbation, their drift in training, and the features of the sources."""
-    start = build_model(trained.config.model, seed=trained.config.train.seed)
-    assert isinstance(start, QSV)
+def _quaternions(model: QSV, trace: Any) -> TraceArrays:
+    """Return frames after the perturbation, and the features of the sources."""
     out: TraceArrays = {}
-    for shell, (field, first) in enumerate(zip(model.fields, start.fields, strict=True)):
-        out[f"base.{shell}"] = _to_array(field.base)
-        out[f"drift.{shell}"] = _to_array(quaternion.distance(field.base, first.base))
     inputs = [trace["tokens"], *trace["hidden"][:-1]]
     for index, (step, tokens) in enumerate(zip(model_steps(model), inputs, strict=True)):
         out[f"field.{index}"] = _to_array(trace["field"][index])

@@ -8,15 +8,16 @@ const CHANNELS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7'];
 const parse = (hex) => [0, 2, 4].map((start) => parseInt(hex.slice(start, start + 2), 16));
 const RAMPS = { amount: VIRIDIS.map(parse), signed: BLUE_ORANGE.map(parse) };
 
-// The colour of a scale at a fraction in 0..1.
-function ramp(kind, fraction) {
+// The colour of a scale at a fraction in 0..1, as three levels and as CSS.
+function mixed(kind, fraction) {
   const stops = RAMPS[kind];
   const place = Math.min(1, Math.max(0, fraction)) * (stops.length - 1);
   const low = Math.min(stops.length - 2, Math.floor(place));
   const [a, b] = [stops[low], stops[low + 1]];
-  const mixed = a.map((value, i) => Math.round(value + (b[i] - value) * (place - low)));
-  return `rgb(${mixed.join(',')})`;
+  return a.map((value, i) => Math.round(value + (b[i] - value) * (place - low)));
 }
+
+const ramp = (kind, fraction) => `rgb(${mixed(kind, fraction).join(',')})`;
 
 // The last step up to `step` whose target is this shell, or -1.
 function lastUpdate(shell, step) {
@@ -26,7 +27,10 @@ function lastUpdate(shell, step) {
 
 const LAST_SHELL = shells.length - 1;
 const LAST_STEP = meta.steps.length - 1;
-const perStep = (family) => ({ image, shell, vertex, step }) => at(`${family}.${lastUpdate(shell, step)}`, image, vertex);
+const perStep = (family) => ({ image, shell, vertex, step }) => {
+  const name = `${family}.${lastUpdate(shell, step)}`;
+  return arrays.has(name) ? at(name, image, vertex) : null;
+};
 
 // Quantities that colour the vertices: value (null is grey), scale, and meaning.
 const QUANTITIES = {
@@ -41,8 +45,9 @@ const QUANTITIES = {
   },
   evidence: {
     label: 'class evidence', scale: 'signed', value: perStep('evidence'),
-    meaning: 'Contribution of each vertex to the logit of the predicted class. After the last step it is exact (the '
-      + 'contributions sum to the logit minus its bias), before that it is token times gradient.',
+    meaning: 'Contribution of each vertex to the logit of the predicted class, also painted on the small image: orange '
+      + 'for, blue against. After the last step it is exact (the contributions sum to the logit minus its bias)'
+      + `${arrays.has('evidence.0') ? ', before that it is token times gradient' : '; this page shows it there only'}.`,
   },
   pool: {
     label: 'pool weight', scale: 'amount', zero: true,

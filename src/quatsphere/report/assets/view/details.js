@@ -66,7 +66,7 @@ function writeFrames(state) {
   const base = row(`base.${target}`, state.vertex, state.head);
   const field = row(`field.${state.step}`, state.image, state.vertex, state.head);
   const moved = angleBetween(base, field).toFixed(1);
-  byId('frames-text').textContent = `Head ${state.head + 1} in image ${'AB'[state.image]}: perturbed by ${moved}°, `
+  byId('frames-text').textContent = `Head ${state.head + 1}${images.length > 1 ? ` in image ${'AB'[state.image]}` : ''}: perturbed by ${moved}°, `
     + `drifted ${at(`drift.${target}`, state.vertex, state.head).toFixed(3)} rad in training.`;
 }
 

@@ -1,5 +1,9 @@
 // Small pictures: the image with sampling points, the frames of all heads, one message before and after transport.
-const pictures = images.map((image) => {
+const pictures = [];
+
+// The image as a canvas of its size, made once.
+function pictureOf(image) {
+  if (pictures[image]) return pictures[image];
   const { shape: [, , rows, columns] } = arrays.get('pixels');
   const pixels = new ImageData(columns, rows);
   for (let y = 0; y < rows; y++) {
@@ -8,13 +12,41 @@ const pictures = images.map((image) => {
   const canvas = document.createElement('canvas');
   [canvas.width, canvas.height] = [columns, rows];
   canvas.getContext('2d').putImageData(pixels, 0, 0);
+  pictures[image] = canvas;
   return canvas;
-});
+}
 
-function drawThumb(canvas, image, state) {
+const EVIDENCE_CELLS = 28;
+
+// Class evidence on the image: the evidence of the vertices near each place, opaque where it is strong.
+function paintEvidence(pen, width, height, image, state, range) {
+  const shell = shells[meta.steps[state.step].target];
+  const values = valuesOn(QUANTITIES.evidence, state, image, shell);
+  const near = shell.count / 2.5; // 1 / (2 σ²) for σ of about half the distance of vertices in image coordinates
+  const cells = new ImageData(EVIDENCE_CELLS, EVIDENCE_CELLS);
+  for (let i = 0; i < EVIDENCE_CELLS ** 2; i++) {
+    const [u, v] = [i % EVIDENCE_CELLS, Math.floor(i / EVIDENCE_CELLS)].map((place) => (2 * place + 1) / EVIDENCE_CELLS - 1);
+    let [sum, total] = [0, 1e-12];
+    shell.imageCoords.forEach(([a, b], vertex) => {
+      const share = Math.exp(-near * ((a - u) ** 2 + (b - v) ** 2));
+      sum += share * values[vertex];
+      total += share;
+    });
+    const strength = sum / total / range[1];
+    cells.data.set([...mixed('signed', 0.5 + 0.5 * strength), Math.min(215, 330 * Math.abs(strength))], 4 * i);
+  }
+  const canvas = document.createElement('canvas');
+  canvas.width = canvas.height = EVIDENCE_CELLS;
+  canvas.getContext('2d').putImageData(cells, 0, 0);
+  pen.imageSmoothingEnabled = true;
+  pen.drawImage(canvas, 0, 0, width, height);
+}
+
+function drawThumb(canvas, image, state, range) {
   const { pen, width, height } = prepare(canvas);
   pen.imageSmoothingEnabled = false;
-  pen.drawImage(pictures[image], 0, 0, width, height);
+  pen.drawImage(pictureOf(image), 0, 0, width, height);
+  if (state.quantity === 'evidence' && range) return paintEvidence(pen, width, height, image, state, range);
   const { source, target } = meta.steps[state.step];
   const dot = (shell, vertex, radius, colour) => {
     const [u, v] = shells[shell].imageCoords[vertex];

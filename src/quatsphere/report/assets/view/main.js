@@ -33,7 +33,7 @@ function draw() {
   pending = false;
   for (const { image, stage, thumb } of scenes) {
     drawStage(stage, image, state, painted.colours);
-    drawThumb(thumb, image, state);
+    drawThumb(thumb, image, state, painted.range);
   }
   drawRamp(byId('ramp'), state);
   if (hasFrames) {
@@ -132,6 +132,17 @@ function listen({ image, stage, hover }) {
   });
 }
 
+// Play moves through the steps until it is pressed again or the step is set by hand.
+const PLAY_PAUSE = 1400;
+let playing = 0;
+
+function play(on) {
+  clearInterval(playing);
+  playing = on ? setInterval(() => change({ step: (state.step + 1) % meta.steps.length }), PLAY_PAUSE) : 0;
+  byId('play').textContent = on ? '⏸ Pause' : '▶ Play';
+  byId('play').setAttribute('aria-pressed', String(on));
+}
+
 function begin() {
   for (const [name, quantity] of Object.entries(QUANTITIES)) {
     if (quantity.needsFrames && !hasFrames) continue;
@@ -141,11 +152,16 @@ function begin() {
   for (const part of document.querySelectorAll('.framed')) part.hidden = !hasFrames;
   scenes.forEach(listen);
   const number = (id) => Number(byId(id).value);
-  byId('step').addEventListener('input', () => change({ step: number('step') - 1 }));
+  byId('play').addEventListener('click', () => play(!playing));
+  byId('step').addEventListener('input', () => {
+    play(false);
+    change({ step: number('step') - 1 });
+  });
   byId('head').addEventListener('input', () => change({ head: number('head') - 1 }));
   byId('quantity').addEventListener('input', () => {
     const quantity = byId('quantity').value;
-    change(quantity === 'pool' ? { quantity, step: LAST_STEP } : { quantity });
+    const last = quantity === 'pool' || (quantity === 'evidence' && !arrays.has(`evidence.${state.step}`));
+    change(last ? { quantity, step: LAST_STEP } : { quantity });
   });
   byId('outer').addEventListener('input', () => change({ outer: byId('outer').checked }));
   byId('image')?.addEventListener('input', () => change({ image: number('image') }));
