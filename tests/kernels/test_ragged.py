@@ -290,3 +290,20 @@ def test_to_csr_sorts_and_refuses_repeated_edges() -> None:
         to_csr(torch.tensor([[0, 1], [0, 2]]), 2)
     with pytest.raises(ConfigError, match="edge_index must be int64"):
         to_csr(torch.zeros(2, 2), 2)
+
+
+@pytest.mark.parametrize("transport", [*TRANSPORTS, *ONE_WAY])
+@pytest.mark.parametrize("routing", ["alignment", "absolute"])
+def test_rotations_per_head_equal_one_head_at_a_time(routing: str, transport: str) -> None:
+    graph, given = csr(DEGREES["skewed"]), leaves()
+    u = Q.normalize(normal(12, len(graph[1]), H, 4))
+    options = {"routing": routing, "transport": transport}
+    found = results({**given, "edge_rotation": u.requires_grad_()}, graph, **options)
+    exact = results({**given, "edge_rotation": u}, graph, **options, backend="reference")
+    assert_same(found, exact, 1e-10)
+    for h in range(H):
+        one = {name: x[:, :, h : h + 1] if x.dim() > 3 else x for name, x in given.items()} | {
+            "beta": given["beta"][h : h + 1]
+        }
+        alone = quaternion_attention(**one, neighbours=graph, edge_rotation=u[:, h], **options)
+        assert torch.allclose(found["output"][:, :, h : h + 1], alone, rtol=1e-10, atol=1e-12)

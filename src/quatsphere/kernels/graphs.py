@@ -131,15 +131,26 @@ def fold_samples(
     return [*(x.flatten(0, 1)[None] for x in tensors), graph], given
 
 
-def check_rotation(rotation: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ConfigError unless these are unit quaternions of this shape."""
-    check_shape("edge_rotation", rotation, shape)
+def check_rotation(rotation: Tensor, graph: Graph, heads: int) -> None:
+    """Raise ConfigError unless these are unit quaternions, one per edge or one per edge and head."""
+    edges = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(graph[-1].shape)
+    shapes = (*edges, 4), (*edges, heads, 4)
+    if tuple(rotation.shape) not in shapes:
+        raise ConfigError(f"edge_rotation must have shape {shapes[0]} or {shapes[1]}: got {tuple(rotation.shape)}")
+    if not rotation.is_floating_point():
+        raise ConfigError(f"edge_rotation must be floating-point: got {rotation.dtype}; call .float()")
     if rotation.numel() == 0 or torch.compiler.is_compiling() or transformed():
         return
     error = (rotation.detach().norm(dim=-1) - 1).abs()
     if not bool((error <= UNIT_TOLERANCE).all()):  # also for NaN
         worst = float(rotation.detach().norm(dim=-1).flatten()[error.flatten().nan_to_num(torch.inf).argmax()])
         raise ConfigError(f"edge_rotation must be unit quaternions: got length {worst:.4g}; divide by the norm")
+
+
+def per_edge(rotation: Tensor, graph: Graph) -> Tensor:
+    """Rotations in the shape of a graph, with or without a head axis -> (E, 1, 4) or (E, H, 4)."""
+    axes = graph.dim() if isinstance(graph, Tensor) else 1
+    return (rotation.unsqueeze(-2) if rotation.dim() == axes + 1 else rotation).flatten(0, axes - 1)
 
 
 def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
