@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quatsphere.config import RunConfig
     from quatsphere.config.presets import load_preset
     from quatsphere.data import register_dataset
+    from quatsphere.geometry.frames import local_frames, parallel_transport
     from quatsphere.geometry.neighbours import knn
     from quatsphere.kernels import quaternion_attention, to_csr
     from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
@@ -37,6 +38,8 @@ __all__ = [
     "knn",
     "load",
     "load_preset",
+    "local_frames",
+    "parallel_transport",
     "quaternion_attention",
     "register_dataset",
     "register_routing",
@@ -60,6 +63,8 @@ _HOME = {
     "knn": "quatsphere.geometry.neighbours",
     "load": "quatsphere.train.load",
     "load_preset": "quatsphere.config.presets",
+    "local_frames": "quatsphere.geometry.frames",
+    "parallel_transport": "quatsphere.geometry.frames",
     "quaternion_attention": "quatsphere.kernels",
     "register_dataset": "quatsphere.data",
     "register_routing": "quatsphere.nn.extensions",
