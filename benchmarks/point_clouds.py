@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from quatsphere import QuaternionConv, knn
 from quatsphere.geometry import quaternion
-from quatsphere.geometry.frames import flat_transport, gather_points, local_frames, parallel_transport, to_local
+from quatsphere.geometry.frames import frame_transport, gather_points, local_frames, to_local
 
 K, HEIGHT, WIDTH, HEADS = 8, 0.6, 8, 4
 MODELS = ("world axes", "local, none", "local, flat", "local, parallel")
@@ -74,8 +74,7 @@ def inputs_of(model: str, points: Tensor, graph: Tensor) -> tuple[Tensor, Tensor
     if model == "world axes":
         return vectors.flatten(2), None
     frames = local_frames(points, graph, upper_side(points))
-    transport = {"local, flat": flat_transport, "local, parallel": parallel_transport}.get(model)
-    rotation = None if transport is None else transport(frames, graph)
+    rotation = None if model == "local, none" else frame_transport(frames, graph, flat=model == "local, flat")
     return to_local(frames, vectors).flatten(2), rotation
 
 

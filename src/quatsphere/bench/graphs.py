@@ -1,7 +1,7 @@
 """QuaternionConv beside the attention layers of PyTorch Geometric and torch's masked attention, on the same graphs.
 
-Every contender maps 64 features to 4 heads of 16, with its projections; a pass is forward and backward with gradients of
-the input and all parameters. A batch is B feature sets on one graph: QuaternionConv takes (B, V, C); the layers of
+Every contender maps 64 features to 4 heads of 16, with its projections; a pass is forward and backward with gradients
+of the input and all parameters. A batch is B feature sets on one graph: QuaternionConv takes (B, V, C); the layers of
 PyTorch Geometric take B copies of the graph as one block-diagonal graph, which is built beforehand.
 """
 

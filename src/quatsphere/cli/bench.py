@@ -1,4 +1,4 @@
-"""quatsphere bench [kernel|step|inference|scaling|graphs]: speed, memory, arithmetic and how they grow, on this machine."""
+"""quatsphere bench [kernel|step|inference|scaling|graphs]: speed, memory and how they grow, on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from quatsphere.errors import ConfigError
 _EPILOG = """\
 Candidates run in turn, round after round, in one process; the warm-up is not counted. Peak memory is
 what one pass adds to a fresh process. graphs compares QuaternionConv with layers of PyTorch Geometric
-(pip install 'quatsphere[graphs]'); on a busy machine use --threads 1 and its CPU times. docs/performance.md has more, and the schema of the JSON."""
+(pip install 'quatsphere[graphs]'); on a busy machine use --threads 1 and its CPU times.
+docs/performance.md has more, and the schema of the JSON."""
 SUBJECTS = ("kernel", "step", "inference", "scaling")
 ON_REQUEST = ("graphs",)
 """Subjects that run only when named: they need further packages."""
@@ -24,7 +25,7 @@ def run(words: list[str]) -> int:
     number = at_least(1)
     parser.add_argument("--json", metavar="FILE", help="save the figures; 'quatsphere figures --bench FILE' draws them")
     parser.add_argument("--compare", metavar="FILE", help="show this run beside saved figures")
-    parser.add_argument("--batch", type=number, metavar="N", help="images, or feature sets of graphs, per pass [16, 64, 1 and 256]")
+    parser.add_argument("--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256]")
     parser.add_argument("--rounds", type=number, metavar="N", default=20, help="interleaved rounds that count [20]")
     parser.add_argument("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")

@@ -1,4 +1,4 @@
-"""Local frames of point clouds, and parallel transport between them, as unit quaternions for the edges of a graph."""
+"""Local frames of point clouds, and the transport between them, as unit quaternions for the edges of a graph."""
 
 from __future__ import annotations
 
@@ -40,34 +40,27 @@ def local_frames(
     return multiply(spin, tilt)
 
 
-def parallel_transport(
-    frames: Float[Tensor, "*b v 4"], neighbours: Int[Tensor, "*b v k"]
+def frame_transport(
+    frames: Float[Tensor, "*b v 4"], neighbours: Int[Tensor, "*b v k"], *, flat: bool = False
 ) -> Float[Tensor, "*b v k 4"]:
     """Edge rotations u_ij = g_i* ⊗ t_ij ⊗ g_j, where t_ij is the shortest rotation of the normal at j to that at i.
 
     The discrete Levi-Civita connection of the surface: around a loop the rotations compose to the curvature inside it.
-    With t_ij = 1 they are `flat_transport`.
+    With `flat`, t_ij = 1: a change of frames alone, whose rotations compose to 1.
     """
-    normals = rotate(frames, frames.new_tensor([0.0, 0.0, 1.0]).expand(*frames.shape[:-1], 3))
-    turn = shortest_rotation(gather_points(normals, neighbours), normals.unsqueeze(-2))
-    return relative(frames.unsqueeze(-2), multiply(turn, gather_points(frames, neighbours)))
+    there = gather_points(frames, neighbours)
+    if not flat:
+        normals = rotate(frames, frames.new_tensor([0.0, 0.0, 1.0]).expand(*frames.shape[:-1], 3))
+        there = multiply(shortest_rotation(gather_points(normals, neighbours), normals.unsqueeze(-2)), there)
+    return relative(frames.unsqueeze(-2), there)
 
 
-def flat_transport(frames: Float[Tensor, "*b v 4"], neighbours: Int[Tensor, "*b v k"]) -> Float[Tensor, "*b v k 4"]:
-    """Edge rotations g_i* ⊗ g_j: a change of frames, which compose to 1 around every loop."""
-    return relative(frames.unsqueeze(-2), gather_points(frames, neighbours))
-
-
-def to_local(
-    frames: Float[Tensor, "*b v 4"], vectors: Float[Tensor, "*b v k 3"]
-) -> Float[Tensor, "*b v k 3"]:
+def to_local(frames: Float[Tensor, "*b v 4"], vectors: Float[Tensor, "*b v k 3"]) -> Float[Tensor, "*b v k 3"]:
     """Components of vectors at each point in its local frame."""
     return rotate(conjugate(frames).unsqueeze(-2), vectors)
 
 
-def shortest_rotation(
-    a: Float[Tensor, "*#b 3"], b: Float[Tensor, "*#b 3"]
-) -> Float[Tensor, "*out 4"]:
+def shortest_rotation(a: Float[Tensor, "*#b 3"], b: Float[Tensor, "*#b 3"]) -> Float[Tensor, "*out 4"]:
     """Unit quaternion of the shortest rotation of unit vector a to b; a half turn for opposite vectors."""
     a, b = torch.broadcast_tensors(a, b)
     real = 1 + (a * b).sum(-1, keepdim=True)
