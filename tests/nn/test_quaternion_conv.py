@@ -174,9 +174,7 @@ def test_it_is_called_like_gatv2conv() -> None:
 
 def test_edge_index_in_place_of_neighbours_names_the_conversion() -> None:
     field, features = Q.random_unit(1, 9, 3), torch.randn(1, 9, 3, 2, 4)
-    with pytest.raises(
-        ConfigError, match=r"looks like edge_index \(2, E\); convert it with quatsphere.to_csr"
-    ):
+    with pytest.raises(ConfigError, match=r"looks like edge_index \(2, E\); convert it with quatsphere.to_csr"):
         quaternion_attention(field, field, features, EDGES, torch.ones(3))
     with pytest.raises(ConfigError, match=r"looks like edge_index \(2, E\)"):
         QuaternionAttention(dim=24, heads=3, vertices=9)(torch.randn(1, 9, 24), EDGES)

@@ -133,7 +133,7 @@ def fold_samples(
 
 def check_rotation(rotation: Tensor, graph: Graph, heads: int) -> None:
     """Raise ConfigError unless these are unit quaternions, one per edge or one per edge and head."""
-    edges = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(graph[-1].shape)
+    edges = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(_csr_pair(graph)[1].shape)
     shapes = (*edges, 4), (*edges, heads, 4)
     if tuple(rotation.shape) not in shapes:
         raise ConfigError(f"edge_rotation must have shape {shapes[0]} or {shapes[1]}: got {tuple(rotation.shape)}")
@@ -154,9 +154,7 @@ def per_edge(rotation: Tensor, graph: Graph) -> Tensor:
 
 
 def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
-    if not isinstance(graph, tuple) or len(graph) != 2 or not all(isinstance(part, Tensor) for part in graph):
-        raise ConfigError("a graph is neighbours (T, k), (B, T, k), or CSR as a pair (row_pointer, source)")
-    rows, source = graph
+    rows, source = _csr_pair(graph)
     check_shape("row_pointer", rows, (targets + 1,))
     if source.dim() != 1:
         raise ConfigError(f"source of CSR must have shape (E,): got {tuple(source.shape)}")
@@ -169,6 +167,12 @@ def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
         )
     _check_range("source of CSR", source, sources)
     return EdgeList(rows, source, torch.arange(targets, device=rows.device).repeat_interleave(counts))
+
+
+def _csr_pair(graph: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(graph, tuple) or len(graph) != 2 or not all(isinstance(part, Tensor) for part in graph):
+        raise ConfigError("a graph is neighbours (T, k), (B, T, k), or CSR as a pair (row_pointer, source)")
+    return graph
 
 
 def _row_pointer(counts: Tensor) -> Tensor:

@@ -34,8 +34,9 @@ BLOCK = 2**20
 class RaggedInputs:
     """One application of the kernel to a sorted edge list; as `AttentionInputs`, but keep is (B, E, H).
 
-    edge_rotation (E, 1, 4), or (E, H, 4) per head, unit quaternions, or None. A routing is a name; a transport may be an `EdgeFunction`, which is
-    given every edge as a target with one neighbour and u_ij ⊗ q_j as the source's quaternion.
+    edge_rotation (E, 1, 4), or (E, H, 4) per head, unit quaternions, or None. A routing is a name; a transport may be
+    an `EdgeFunction`, which is given every edge as a target with one neighbour and u_ij ⊗ q_j as the source's
+    quaternion.
     """
 
     target_field: Tensor

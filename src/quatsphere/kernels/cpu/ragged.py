@@ -60,8 +60,8 @@ def attend_ragged(
 ) -> tuple[Tensor, Tensor]:
     """`ragged_attention` and, for its gradient, the state of the softmax (B, blocks of heads, T, 2, 8).
 
-    routing and transport are indices into ROUTINGS and NAMES; `rotation_grad` says whether the gradient includes that of
-    the rotations.
+    routing and transport are indices into ROUTINGS and NAMES; `rotation_grad` says whether the gradient includes that
+    of the rotations.
     """
     from quatsphere.kernels.cpu.loops.ragged import run_ragged_attention
 
@@ -150,7 +150,7 @@ def _arguments(tensors: tuple[Any, ...], routing: int, transport: int, keep_scal
     """(RaggedArrays, RaggedSizes) of the loops, which do not check: every index is checked here."""
     from quatsphere.kernels.cpu.loops.ragged import RaggedArrays, RaggedSizes
 
-    target_field, source_field, features, rows, source, rotation, beta, keep, *directions = tensors
+    target_field, _, features, rows, source, rotation, beta, keep, *_ = tensors
     B, S, H, Q, _ = features.shape
     T, E = target_field.shape[1], len(source)
     check_neighbours(source, S)

@@ -280,7 +280,6 @@ def attend_parts(inputs, sizes, item, parts, span, tables, scratch, out, state):
 @inlined
 def join_parts(inputs, sizes, item, parts, span, tables, scratch, out, state):
     """The output and softmax state of targets split_vertex[span[0] : span[1]], whose parts are done."""
-    _, first, _ = item_heads(sizes, item)
     row, sums = 2 * LANES + (sizes.channels + 1) * TILE_SIZE, scratch[2]
     zero, one = splat(inputs.beta, 0.0), splat(inputs.beta, 1.0)
     for index in range(*span):

@@ -3,10 +3,10 @@
 The forward pass left the largest logit t_i and one over the total weight n_i of each target, so that an edge needs no
 other edge of its target:
 
-    w_ij = exp(β s_ij - t_i) n_i        ds_ij = w_ij (keep_ij dw_ij - m_i)        m_i = Σ_j keep_ij w_ij dw_ij = ⟨z_i, g_i⟩
+    w_ij = exp(β s_ij - t_i) n_i     ds_ij = w_ij (keep_ij dw_ij - m_i)     m_i = Σ_j keep_ij w_ij dw_ij = ⟨z_i, g_i⟩
 
-with the output z_i and its gradient g_i. Targets and sources are cut into parts as in `ragged`; partial sums of a vertex
-are added in their order. An edge rotation u has y'_ij = lift(u_ij, y_j) and the key u_ij key_j, and its gradient is
+with the output z_i and its gradient g_i. Targets and sources are cut into parts as in `ragged`; partial sums of a
+vertex are added in their order. An edge rotation u has y'_ij = lift(u_ij, y_j) and the key u_ij key_j; its gradient is
 
     du_ij = keep_ij w_ij torque(g_i, y'_ij) ⊗ u_ij / |u_ij|² + β ds_ij key_i ⊗ key_j*
 """
@@ -41,7 +41,6 @@ from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ReversedGraph, reverse_graph, scatter_sum_tiles
 from quatsphere.kernels.cpu.loops.quaternions import (
-    IDENTITY,
     TILE_SIZE,
     add_torque,
     apply_rotation,
@@ -349,8 +348,8 @@ def attend_ragged_backward_items(
 def run_ragged_backward(
     inputs: RaggedArrays, sizes: RaggedSizes, rows: Any, outputs: TargetState, gradients: AttentionGrads, rotation: Any
 ) -> None:
-    """All gradients. `gradients.beta` is (items, chunks, 8) as `beta_chunks` counts them; that of the rotations, zero on
-    entry or empty if it is not wanted, is added up one item after the other."""
+    """All gradients. `gradients.beta` is (items, chunks, 8) as `beta_chunks` counts them; that of the rotations, zero
+    on entry or empty if it is not wanted, is added up one item after the other."""
     reverse = reverse_graph(inputs.source, 1, sizes.sources)
     target = np.repeat(np.arange(sizes.targets), np.diff(rows))
     graph = reverse._replace(targets=target[reverse.edges])
