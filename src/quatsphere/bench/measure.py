@@ -243,19 +243,24 @@ def measure_graphs(settings: BenchSettings, report: Callable[[str], None]) -> Su
     """
     rows = []
     for case in graphs.graph_cases(list(settings.nodes), list(settings.degrees), settings.batch):
-        graph = {"nodes": case.nodes, "degree": case.degree, "skewed": case.skewed}
+        graph: Row = {"nodes": case.nodes, "degree": case.degree, "skewed": case.skewed}
         report(f"measuring graphs: {case.nodes:,} nodes, degree {case.degree}, batch {case.batch}")
         passes = {name: graphs.graph_pass(name, case.batch, **graph) for name in case.contenders}
         spent: dict[str, list[float]] = {name: [] for name in passes}
         counted = {name: count_cpu(run, spent[name]) for name, run in passes.items()}
         laps = interleave(counted, settings.rounds, [graphs.DENSE])
-        sized = replace(settings, overrides=graph)
-        found = [
-            {"variant": name, "graph": "skewed" if case.skewed else "k-NN", "nodes": case.nodes}
-            | {"degree": case.degree, "batch": case.batch, **best_and_median(laps[name])}
-            | {"cpu_ms": min(spent[name][-len(laps[name]) :])}
-            | isolated_peak("graphs", name, case.batch, sized)
-            for name in passes
+        found: list[Row] = [
+            {
+                "variant": name,
+                "graph": "skewed" if case.skewed else "k-NN",
+                "nodes": case.nodes,
+                "degree": case.degree,
+                "batch": case.batch,
+                **best_and_median(times),
+                "cpu_ms": min(spent[name][-len(times) :]),
+                **isolated_peak("graphs", name, case.batch, replace(settings, overrides=graph)),
+            }
+            for name, times in laps.items()
         ]
         ours = found[0]
         rows += [

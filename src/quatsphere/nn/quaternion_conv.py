@@ -164,12 +164,13 @@ def sort_edges(graph: Graph, targets: int, sources: int) -> tuple[Graph, Tensor 
     version = None if graph.is_inference() else graph._version
     key, known = (version, targets, sources), _sorted.get(graph)
     if known is not None and version is not None and known[0] == key:
-        return known[1]  # type: ignore[no-any-return]
+        result: tuple[Graph, Tensor] = known[1]
+        return result
     plain = graph.as_tensor() if hasattr(graph, "as_tensor") else graph  # EdgeIndex of PyTorch Geometric
     rows, source, order = to_csr(plain, targets, sources)
     degree = len(source) // max(1, targets)
     regular = degree > 0 and torch.equal(rows, degree * torch.arange(targets + 1, device=rows.device))
-    result: tuple[Graph, Tensor] = (source.view(targets, degree) if regular else (rows, source)), order
+    result = (source.view(targets, degree) if regular else (rows, source)), order
     _sorted[graph] = key, result
     return result
 
