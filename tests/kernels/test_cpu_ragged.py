@@ -76,7 +76,7 @@ def assert_close(found: list[Tensor], exact: list[Tensor], tolerance: float) -> 
         if other.numel() and other.abs().max() > 1e-10:
             assert relative_error(one, other) < tolerance
         else:
-            assert one.abs().max() < 1e-4
+            assert not other.numel() or one.abs().max() < 10 * tolerance  # cancels in the mathematics
 
 
 @settings(max_examples=25, deadline=None)

@@ -289,13 +289,13 @@ def test_bad_rotations_and_masks_are_one_line() -> None:
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 4, 4))
     with pytest.raises(ConfigError, match="edge_rotation must have shape"):
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 3, 4) / 2)
-    with pytest.raises(ConfigError, match="edge_rotation must be floating-point: got torch.int64"):
+    with pytest.raises(ConfigError, match=r"edge_rotation must be floating-point: got torch.int64"):
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 4, 4).long())
     with pytest.raises(ConfigError, match=r"must have shape \(2, 7, 4, 4\) or \(2, 7, 4, 3, 4\): got \(7, 4, 4\)"):
         quaternion_attention(**leaves(), neighbours=table.expand(B, -1, -1), edge_rotation=torch.ones(T, 4, 4) / 2)
     with pytest.raises(ConfigError, match="a graph is neighbours"):
         quaternion_attention(**leaves(), neighbours=[table], edge_rotation=torch.ones(T, 4, 4) / 2)
-    with pytest.raises(ConfigError, match="valid must be bool: got torch.int64"):
+    with pytest.raises(ConfigError, match=r"valid must be bool: got torch.int64"):
         quaternion_attention(**leaves(), neighbours=table, valid=table)
     with pytest.raises(ConfigError, match="valid belongs to neighbours"):
         quaternion_attention(**leaves(), neighbours=csr([4] * T), valid=table >= 0)
