@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quatsphere.config import RunConfig
     from quatsphere.config.presets import load_preset
     from quatsphere.data import register_dataset
+    from quatsphere.geometry.frames import frame_transport, local_frames
     from quatsphere.geometry.neighbours import knn
     from quatsphere.kernels import quaternion_attention, to_csr
     from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
@@ -34,9 +35,11 @@ __all__ = [
     "TrainedModel",
     "__version__",
     "create_model",
+    "frame_transport",
     "knn",
     "load",
     "load_preset",
+    "local_frames",
     "quaternion_attention",
     "register_dataset",
     "register_routing",
@@ -57,9 +60,11 @@ _HOME = {
     "RunConfig": "quatsphere.config",
     "TrainedModel": "quatsphere.train.load",
     "create_model": "quatsphere.models",
+    "frame_transport": "quatsphere.geometry.frames",
     "knn": "quatsphere.geometry.neighbours",
     "load": "quatsphere.train.load",
     "load_preset": "quatsphere.config.presets",
+    "local_frames": "quatsphere.geometry.frames",
     "quaternion_attention": "quatsphere.kernels",
     "register_dataset": "quatsphere.data",
     "register_routing": "quatsphere.nn.extensions",

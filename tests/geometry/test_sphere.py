@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from quatsphere.geometry import sphere
+from quatsphere.errors import NumericsError
+from quatsphere.geometry import quaternion, sphere
 from quatsphere.geometry.sphere import POLE_RADIUS
 
 
@@ -83,3 +86,32 @@ def test_angular_separation_gradient() -> None:
     a = sphere.fibonacci_sphere(20, dtype=torch.float64).requires_grad_()
     b = sphere.fibonacci_sphere(24, dtype=torch.float64)[:20].flip(0).clone().requires_grad_()
     assert gradcheck(sphere.angular_separation, (a, b))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6))
+def test_parallel_transport_takes_tangents_to_tangents(seed: int) -> None:
+    """Start to end, the great circle's direction to itself, its normal to itself; back again is the inverse."""
+    a, b = sphere.directions(torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    u, normal = sphere.parallel_transport(a, b), sphere.directions(torch.linalg.cross(a, b))
+    assert torch.allclose(quaternion.rotate(u, a), b, atol=1e-9)
+    assert torch.allclose(quaternion.rotate(u, normal), normal, atol=1e-9)
+    along = torch.linalg.cross(normal, torch.stack((a, b)))
+    assert torch.allclose(quaternion.rotate(u, along[0]), along[1], atol=1e-9)
+    assert torch.allclose(sphere.parallel_transport(b, a), quaternion.conjugate(u), atol=1e-9)
+
+
+def test_parallel_transport_between_antipodes_is_one_line() -> None:
+    a = torch.tensor([0.0, 0.6, 0.8])
+    with pytest.raises(NumericsError, match="antipodal points have no unique parallel transport"):
+        sphere.parallel_transport(a, -a)
+
+
+def test_area_of_an_octant() -> None:
+    """An eighth of 4π; negative the other way round; areas of a fan add up."""
+    x, y, z = torch.eye(3, dtype=torch.float64)
+    assert torch.allclose(sphere.triangle_area(x, y, z), torch.tensor(math.pi / 2, dtype=torch.float64))
+    assert torch.allclose(sphere.triangle_area(y, x, z), torch.tensor(-math.pi / 2, dtype=torch.float64))
+    middle = sphere.directions(x + y + z)
+    parts = [sphere.triangle_area(a, b, middle) for a, b in ((x, y), (y, z), (z, x))]
+    assert torch.allclose(sum(parts), sphere.triangle_area(x, y, z))  # type: ignore[arg-type]

@@ -15,9 +15,11 @@ from torch import Tensor
 from quatsphere import quaternion_attention, to_csr
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import backends_on, explain_backend
+from quatsphere.geometry import sphere
+from quatsphere.kernels import backends, backends_on, cpu, explain_backend
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 FAST = [name for name in backends_on("cpu") if name != "reference"]
 B, T, S, H, C = 2, 7, 6, 3, 2
 DEGREES = {
@@ -92,7 +94,7 @@ def test_equals_reference(routing: str, transport: str, kind: str, backend: str)
     keep = normal(8, B, len(graph[1]), H) > -0.5
     options = {"routing": routing, "transport": transport, "keep": keep, "keep_scale": 1.4}
     exact = results(leaves(), graph, **options, backend="reference")
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+    for dtype, tolerance in TOLERANCES.items():
         assert_same(results(leaves(dtype), graph, **options, backend=backend), exact, tolerance)
 
 
@@ -101,9 +103,12 @@ def test_equals_reference(routing: str, transport: str, kind: str, backend: str)
 @pytest.mark.parametrize("kind", ["random", "skewed"])
 def test_rotated_edges_equal_reference(kind: str, routing: str, transport: str) -> None:
     graph = csr(DEGREES[kind])
-    given = leaves(edges=len(graph[1]))
-    exact = results(given, graph, routing=routing, transport=transport, backend="reference")
-    assert_same(results(given, graph, routing=routing, transport=transport), exact, 1e-10)
+    keep = normal(8, B, len(graph[1]), H) > -0.5
+    options = {"routing": routing, "transport": transport, "keep": keep, "keep_scale": 1.4}
+    exact = results(leaves(edges=len(graph[1])), graph, **options, backend="reference")
+    for backend, (dtype, tolerance) in itertools.product(FAST, TOLERANCES.items()):
+        found = results(leaves(dtype, len(graph[1])), graph, **options, backend=backend)
+        assert_same(found, exact, tolerance)
 
 
 @settings(max_examples=15, deadline=None)
@@ -173,17 +178,6 @@ def test_a_gauge_changes_only_the_frames(routing: str, transport: str) -> None:
     assert torch.allclose(turned, flat, rtol=1e-10, atol=1e-12)
 
 
-def transport_on_sphere(a: Tensor, b: Tensor) -> Tensor:
-    """The least rotation that takes the point a of the unit sphere to b: parallel transport along the great circle."""
-    return Q.normalize(torch.cat(((1 + (a * b).sum(-1, keepdim=True)), torch.linalg.cross(a, b)), dim=-1))
-
-
-def spherical_area(a: Tensor, b: Tensor, c: Tensor) -> float:
-    """Solid angle of a triangle, by the formula of Van Oosterom and Strackee (1983)."""
-    volume = torch.dot(a, torch.linalg.cross(b, c))
-    return float(2 * torch.atan2(volume, 1 + a @ b + b @ c + c @ a))
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_holonomy_of_a_spherical_triangle_is_its_area(seed: int) -> None:
@@ -194,11 +188,11 @@ def test_the_holonomy_of_a_spherical_triangle_is_its_area(seed: int) -> None:
     start, one = x[0, 0, 0, 0, 1:] / x.norm(), torch.tensor([[[[1.0, 0, 0, 0]]]], dtype=torch.float64)
     graph = torch.zeros(1, 1, dtype=torch.int64)
     for here, there in ((0, 1), (1, 2), (2, 0)):
-        u = transport_on_sphere(points[here], points[there]).view(1, 1, 4)
+        u = sphere.parallel_transport(points[here], points[there]).view(1, 1, 4)
         x = quaternion_attention(one, one, x, graph, torch.ones(1, dtype=torch.float64), edge_rotation=u)
     end = x[0, 0, 0, 0, 1:] / x.norm()
     angle = math.atan2(float(points[0] @ torch.linalg.cross(start, end)), float(start @ end))
-    area = spherical_area(*points)
+    area = float(sphere.triangle_area(*points))
     assert math.isclose(math.remainder(angle - area, 2 * math.pi), 0.0, abs_tol=1e-7)
 
 
@@ -234,11 +228,32 @@ def test_a_transport_given_as_a_function() -> None:
         quaternion_attention(**given, neighbours=graph, routing=lambda *_: torch.ones(1))
 
 
-def test_plain_torch_says_that_it_runs() -> None:
-    assert explain_backend("auto", "cpu", "alignment", graph="rotated") == (
-        "factored",
-        "plain torch for a rotated graph",
-    )
+@pytest.mark.parametrize("kind", ["ragged", "rotated"])
+def test_cpus_fuse_every_kind_of_graph_and_gpus_leave_it_to_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "numba_cpu" if cpu.available() else "factored"
+    assert explain_backend("auto", "cpu", "alignment", graph=kind)[0] == expected
+    monkeypatch.setattr(backends.FUSED["cuda"], "supports", lambda *_: None)  # a GPU that passed its self-check
+    assert explain_backend("auto", "cuda", graph="regular")[0] == "triton_gpu"
+    assert explain_backend("auto", "cuda", graph=kind) == ("factored", f"plain torch for a {kind} graph")
+
+
+@pytest.mark.parametrize("backend", backends_on("cpu"))
+@pytest.mark.parametrize(("targets", "sources"), [(0, 3), (3, 0), (0, 0), (3, 3)])
+def test_a_graph_without_edges(targets: int, sources: int, backend: str) -> None:
+    """Also without targets or sources: zero, with zero gradients."""
+    given = {
+        "target_field": torch.ones(B, targets, H, 4),
+        "source_field": torch.ones(B, sources, H, 4),
+        "features": torch.ones(B, sources, H, C, 4),
+        "beta": torch.ones(H),
+    }
+    given = {name: x.requires_grad_() for name, x in given.items()}
+    empty = torch.zeros(0, dtype=torch.int64)
+    for graph in ((torch.zeros(targets + 1, dtype=torch.int64), empty), empty.view(targets, 0) if targets else None):
+        if graph is not None:
+            found = results(given, graph, backend=backend)
+            assert found["output"].shape == (B, targets, H, C, 4)
+            assert all((x == 0).all() for x in found.values())
 
 
 @pytest.mark.parametrize(
@@ -274,6 +289,14 @@ def test_bad_rotations_and_masks_are_one_line() -> None:
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 4, 4))
     with pytest.raises(ConfigError, match="edge_rotation must have shape"):
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 3, 4) / 2)
+    with pytest.raises(ConfigError, match=r"edge_rotation must be floating-point: got torch.int64"):
+        quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 4, 4).long())
+    with pytest.raises(ConfigError, match=r"must have shape \(2, 7, 4, 4\) or \(2, 7, 4, 3, 4\): got \(7, 4, 4\)"):
+        quaternion_attention(**leaves(), neighbours=table.expand(B, -1, -1), edge_rotation=torch.ones(T, 4, 4) / 2)
+    with pytest.raises(ConfigError, match="a graph is neighbours"):
+        quaternion_attention(**leaves(), neighbours=[table], edge_rotation=torch.ones(T, 4, 4) / 2)
+    with pytest.raises(ConfigError, match=r"valid must be bool: got torch.int64"):
+        quaternion_attention(**leaves(), neighbours=table, valid=table)
     with pytest.raises(ConfigError, match="valid belongs to neighbours"):
         quaternion_attention(**leaves(), neighbours=csr([4] * T), valid=table >= 0)
 
@@ -290,3 +313,21 @@ def test_to_csr_sorts_and_refuses_repeated_edges() -> None:
         to_csr(torch.tensor([[0, 1], [0, 2]]), 2)
     with pytest.raises(ConfigError, match="edge_index must be int64"):
         to_csr(torch.zeros(2, 2), 2)
+
+
+@pytest.mark.parametrize("transport", [*TRANSPORTS, *ONE_WAY])
+@pytest.mark.parametrize("routing", ["alignment", "absolute"])
+def test_rotations_per_head_equal_one_head_at_a_time(routing: str, transport: str) -> None:
+    graph, given = csr(DEGREES["skewed"]), leaves()
+    u = Q.normalize(normal(12, len(graph[1]), H, 4))
+    options = {"routing": routing, "transport": transport}
+    found = results({**given, "edge_rotation": u.requires_grad_()}, graph, **options)
+    exact = results({**given, "edge_rotation": u}, graph, **options, backend="reference")
+    for backend in FAST:
+        assert_same(results({**given, "edge_rotation": u}, graph, **options, backend=backend), exact, 1e-10)
+    for h in range(H):
+        one = {name: x[:, :, h : h + 1] if x.dim() > 3 else x for name, x in given.items()} | {
+            "beta": given["beta"][h : h + 1]
+        }
+        alone = quaternion_attention(**one, neighbours=graph, edge_rotation=u[:, h], **options)
+        assert torch.allclose(found["output"][:, :, h : h + 1], alone, rtol=1e-10, atol=1e-12)

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from quatsphere.report.figures import confusion_matrix, sampling_preview, shell_values, to_bytes
+from quatsphere.report.figures import confusion_matrix, holonomy, sampling_preview, shell_values, to_bytes
 from quatsphere.report.figures.shells import _camera_axes
 from quatsphere.report.figures.style import escape_math
 
@@ -100,6 +100,7 @@ def test_nothing_is_cut_off() -> None:
         confusion_matrix(np.eye(10, dtype=int), NAMES),
         sampling_preview(RNG.random((3, 8, 8)), np.zeros((4, 25, 2)), RNG.random((4, 25, 3)), sphere(4), "t" * 60),
         shell_values([sphere(8)], [RNG.random(8)], "norm"),
+        holonomy({"flat": sphere(9)}, {"flat": sphere(9)}, {"flat": RNG.random((4, 2))}),
     ]
     for figure in figures:
         pixels = to_pixels(figure)

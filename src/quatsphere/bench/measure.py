@@ -1,4 +1,4 @@
-"""Measure the four subjects of a benchmark as rows of plain values.
+"""Measure the subjects of a benchmark as rows of plain values.
 
 Peak memory and scaling are measured in fresh processes, `python -m quatsphere.bench.measure REQUEST`: a JSON object as
 argument, another one as output.
@@ -10,20 +10,21 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from quatsphere.bench import kernel, step
+from quatsphere.bench import graphs, kernel, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
 from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 
 BENCH_FORMAT = 1
 """Version of the schema in docs/performance.md."""
-TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "scaling": "seconds"}
+TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "graphs": "best_ms", "scaling": "seconds"}
 """subject -> key of its time."""
 _MEASURED = {"variant": str, "batch": int, "best_ms": float, "peak_mb?": (float, None)}
 RECORD_SHAPE = {
@@ -66,8 +67,15 @@ def rows_by_key(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
     """Yield ((subject, measurement), row)."""
     for subject in TIME_KEYS:
         for row in record.get(subject, []):
-            name = f"{row['vertices']:,} vertices" if subject == "scaling" else f"{row['variant']}, {row['batch']}"
-            yield (subject, name), row
+            yield (subject, row_name(subject, row)), row
+
+
+def row_name(subject: str, row: Row) -> str:
+    """Name of a measurement, unique in its subject."""
+    if subject == "scaling":
+        return f"{row['vertices']:,} vertices"
+    graph = f", {row['graph']} {row['nodes']:,} x {row['degree']}" if subject == "graphs" else ""
+    return f"{row['variant']}{graph}, {row['batch']}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,9 @@ class BenchSettings:
     bf16: bool = False
     memory: bool = True
     dim: int = 256
+    nodes: Sequence[int] = ()
+    degrees: Sequence[int] = ()
+    """Sizes of graphs; by default several, one varied at a time."""
     vertices: Sequence[int] = field(default_factory=lambda: list(step.SIZES))
     overrides: Row = field(default_factory=dict)
     """Settings of both models that differ from the default; tests measure small models."""
@@ -146,6 +157,7 @@ PASSES: dict[str, Callable[..., Pass]] = {
     "kernel": lambda variant, batch: kernel.candidates()[variant](batch),
     "step": step.TrainingStep,
     "inference": step.inference,
+    "graphs": graphs.graph_pass,
 }
 """subject -> function that creates the pass of (variant, batch)."""
 
@@ -230,10 +242,55 @@ def measure_scaling(settings: BenchSettings, report: Callable[[str], None]) -> S
     return {"scaling": rows}
 
 
+def measure_graphs(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
+    """Graph layers, with their time as multiples of QuaternionConv's.
+
+    `cpu_ms` is processor time of all threads: with one thread it does not depend on other load.
+    """
+    rows = []
+    for case in graphs.graph_cases(list(settings.nodes), list(settings.degrees), settings.batch):
+        graph: Row = {"nodes": case.nodes, "degree": case.degree, "skewed": case.skewed}
+        report(f"measuring graphs: {case.nodes:,} nodes, degree {case.degree}, batch {case.batch}")
+        passes = {name: graphs.graph_pass(name, case.batch, **graph) for name in case.contenders}
+        spent: dict[str, list[float]] = {name: [] for name in passes}
+        counted = {name: count_cpu(run, spent[name]) for name, run in passes.items()}
+        laps = interleave(counted, settings.rounds, [graphs.DENSE])
+        found: list[Row] = [
+            {
+                "variant": name,
+                "graph": "skewed" if case.skewed else "k-NN",
+                "nodes": case.nodes,
+                "degree": case.degree,
+                "batch": case.batch,
+                **best_and_median(times),
+                "cpu_ms": min(spent[name][-len(times) :]),
+                **isolated_peak("graphs", name, case.batch, replace(settings, overrides=graph)),
+            }
+            for name, times in laps.items()
+        ]
+        ours = found[0]
+        rows += [
+            row | {f"times_{key}": row[f"{key}_ms"] / ours[f"{key}_ms"] for key in ("best", "cpu")} for row in found
+        ]
+    return {"graphs": rows}
+
+
+def count_cpu(run: Pass, spent: list[float]) -> Pass:
+    """Pass that appends the processor time of `run`, in milliseconds, to `spent`."""
+
+    def counted() -> None:
+        start = time.process_time()
+        run()
+        spent.append(1000 * (time.process_time() - start))
+
+    return counted
+
+
 MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], SubjectRows]] = {
     "kernel": measure_kernel,
     "step": measure_step,
     "inference": measure_inference,
+    "graphs": measure_graphs,
     "scaling": measure_scaling,
 }
 

@@ -36,6 +36,21 @@ BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
         [("variant", "", "s"), ("part", "part", "s"), ("ms", "ms", ".1f"), ("share", "share", ".1%")],
     ),
     "inference": ("inference", [("variant", "", "s"), *TIMES, *SPEED, *MEMORY]),
+    "graphs": (
+        "graph layers, forward + backward",
+        [
+            ("graph", "graph", "s"),
+            ("nodes", "nodes", ",d"),
+            ("degree", "degree", "d"),
+            ("batch", "batch", "d"),
+            ("variant", "", "s"),
+            *TIMES[1:],
+            ("cpu_ms", "CPU ms", ".2f"),
+            *MEMORY,
+            ("times_best", "x time", ".1f"),
+            ("times_cpu", "x CPU", ".1f"),
+        ],
+    ),
     "scaling": (
         "training step of QSV, batch 1",
         [("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY],

@@ -1,4 +1,4 @@
-"""quatsphere bench [kernel|step|inference|scaling]: speed, memory, arithmetic and how they grow, on this machine."""
+"""quatsphere bench [kernel|step|inference|scaling|graphs]: speed, memory and how they grow, on this machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from quatsphere.errors import ConfigError
 
 _EPILOG = """\
 Candidates run in turn, round after round, in one process; the warm-up is not counted. Peak memory is
-what one pass adds to a fresh process. docs/performance.md has more, and the schema of the JSON."""
+what one pass adds to a fresh process. graphs compares QuaternionConv with layers of PyTorch Geometric
+(pip install 'quatsphere[graphs]'); on a busy machine use --threads 1 and its CPU times.
+docs/performance.md has more, and the schema of the JSON."""
 SUBJECTS = ("kernel", "step", "inference", "scaling")
+ON_REQUEST = ("graphs",)
+"""Subjects that run only when named: they need further packages."""
 
 
 def run(words: list[str]) -> int:
     """Measure, print, compare and save."""
     parser = Parser(prog="quatsphere bench", description=__doc__, epilog=_EPILOG)
-    parser.add_argument("subject", nargs="?", choices=SUBJECTS, help="one of them alone (default: all four)")
+    parser.add_argument("subject", nargs="?", choices=SUBJECTS + ON_REQUEST, help="one alone (default: all but graphs)")
     number = at_least(1)
     parser.add_argument("--json", metavar="FILE", help="save the figures; 'quatsphere figures --bench FILE' draws them")
     parser.add_argument("--compare", metavar="FILE", help="show this run beside saved figures")
-    parser.add_argument("--batch", type=number, metavar="N", help="images per pass [16, 64, 1 and 256]")
+    parser.add_argument("--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256]")
     parser.add_argument("--rounds", type=number, metavar="N", default=20, help="interleaved rounds that count [20]")
     parser.add_argument("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")
     parser.add_argument("--compile", action="store_true", help="add torch.compile'd rows (needs a C++ compiler)")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes processes")
     parser.add_argument("--vertices", type=number, nargs="+", metavar="N", help="sizes of scaling [1,280 to 100,000]")
+    parser.add_argument("--nodes", type=number, nargs="+", metavar="N", help="nodes of graphs [256 to 16,384]")
+    parser.add_argument("--degree", type=number, nargs="+", metavar="N", help="neighbours per node of graphs [4 to 64]")
     parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension of scaling [256]")
     parser.add_argument("--picture", metavar="FILE", help="draw the scaling (SVG, PDF or PNG)")
     args = parser.parse_args(words)
@@ -72,6 +78,8 @@ def _measure(args: Any) -> dict[str, Any]:
         bf16=args.precision == "bf16",
         memory=not args.no_memory,
         dim=args.dim,
+        nodes=args.nodes or (),
+        degrees=args.degree or (),
         **({"vertices": args.vertices} if args.vertices else {}),
     )
     return bench([args.subject] if args.subject else SUBJECTS, settings, note)

@@ -11,6 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from quatsphere.errors import NumericsError
+from quatsphere.geometry.quaternion import normalize
+
 POLE_RADIUS = 1e-3
 """Distance from the polar axis below which the gradient of the longitude stops growing."""
 
@@ -59,6 +62,32 @@ def angular_separation(a: Float[Tensor, "*#batch 3"], b: Float[Tensor, "*#batch 
     """Angle ϑ in [0, π] between directions of any length: atan2(‖a × b‖, a·b), exact near 0 and π."""
     a, b = torch.broadcast_tensors(a, b)
     return torch.atan2(torch.linalg.cross(a, b).norm(dim=-1), (a * b).sum(-1))
+
+
+def parallel_transport(start: Float[Tensor, "*#batch 3"], end: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*out 4"]:
+    """Unit quaternion of the least rotation that takes one direction to another, (1 + a·b, a × b) normalised.
+
+    It is the Levi-Civita transport of the sphere along the great circle: it takes tangent vectors at `start` to tangent
+    vectors at `end`. As rotations of edges, u_ij = parallel_transport(p_j, p_i). Antipodal directions, which infinitely
+    many great circles join, raise NumericsError.
+    """
+    a, b = torch.broadcast_tensors(directions(start), directions(end))
+    real = 1 + (a * b).sum(-1, keepdim=True)
+    if bool((real < 8 * torch.finfo(real.dtype).eps).any()):
+        raise NumericsError("antipodal points have no unique parallel transport; move one of them")
+    return normalize(torch.cat((real, torch.linalg.cross(a, b)), dim=-1), check=False)
+
+
+def triangle_area(
+    a: Float[Tensor, "*batch 3"], b: Float[Tensor, "*batch 3"], c: Float[Tensor, "*batch 3"]
+) -> Float[Tensor, "*batch"]:
+    """Area of a triangle on the unit sphere, positive if a, b, c run anticlockwise seen from outside.
+
+    tan(area / 2) = a·(b × c) / (1 + a·b + b·c + c·a) (Van Oosterom and Strackee, 1983).
+    """
+    a, b, c = directions(a), directions(b), directions(c)
+    volume = (a * torch.linalg.cross(b, c)).sum(-1)
+    return 2 * torch.atan2(volume, 1 + (a * b).sum(-1) + (b * c).sum(-1) + (c * a).sum(-1))
 
 
 def mean_spacing(count: int) -> float:

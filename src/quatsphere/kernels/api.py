@@ -13,7 +13,16 @@ from torch import Tensor
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.backends import TORCH, select_backend
-from quatsphere.kernels.graphs import EdgeList, Graph, check_rotation, edge_list, fold_samples, table_edges, valid_dim
+from quatsphere.kernels.graphs import (
+    EdgeList,
+    Graph,
+    check_rotation,
+    edge_list,
+    fold_samples,
+    per_edge,
+    table_edges,
+    valid_dim,
+)
 from quatsphere.kernels.inputs import ONE_WAY, AttentionInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.neighbour_ops import edge_dot
 from quatsphere.kernels.ragged import RaggedInputs, weights_of_edges
@@ -42,8 +51,9 @@ def quaternion_attention(
 
     Fields are unit quaternions, real part first. `neighbours` is (T, k), shared by the batch, or (B, T, k), or CSR
     (row_pointer (T + 1), source (E)). An index -1, or False in `valid`, means no neighbour, before the softmax; a
-    target without neighbours gets zero. `edge_rotation` u has one unit quaternion per edge, in the shape of the
-    neighbours: r_ij = q_i* ⊗ u_ij ⊗ q_j (geometric routing does not use it).
+    target without neighbours gets zero; a source that occurs twice counts twice. `edge_rotation` u has one unit
+    quaternion per edge, (T, k, 4), (B, T, k, 4) or (E, 4), or one per edge and head, (..., H, 4):
+    r_ij = q_i* ⊗ u_ij ⊗ q_j (geometric scores do not depend on it).
 
     Where `keep` (B, T, k, H), or (B, E, H) for CSR, is False an edge is dropped after the softmax; the others are
     multiplied by `keep_scale`, 1/(1 - rate) for inverted dropout. `routing` is alignment, absolute, uniform or
@@ -53,8 +63,11 @@ def quaternion_attention(
     widest dtype, at least float32; triton_gpu reads narrow features as they are. Plain torch computes gradients of
     gradients and everything inside `torch.func` and forward-mode differentiation.
     """
+    if edge_rotation is not None:
+        check_rotation(edge_rotation, neighbours, len(beta))
     if isinstance(neighbours, Tensor) and neighbours.dim() != valid_dim(valid, neighbours):
-        neighbours = neighbours.expand(features.shape[0], -1, -1)
+        neighbours = neighbours.expand(len(features), *neighbours.shape)
+        edge_rotation = None if edge_rotation is None else edge_rotation.expand(len(features), *edge_rotation.shape)
     if isinstance(neighbours, Tensor) and neighbours.dim() == 3:
         folded, given = fold_samples(
             (target_field, source_field, features),
@@ -71,10 +84,8 @@ def quaternion_attention(
         }
         return quaternion_attention(*folded, **given).unflatten(1, target_field.shape[:2]).squeeze(0)
     edges = edge_list(neighbours, valid, target_field.shape[1], source_field.shape[1])
-    if edge_rotation is not None:
-        count = (len(neighbours[1]),) if isinstance(neighbours, tuple) else tuple(neighbours.shape)
-        check_rotation(edge_rotation, (*count, 4))
-        edges = table_edges(neighbours) if edges is None and isinstance(neighbours, Tensor) else edges
+    if edge_rotation is not None and edges is None and isinstance(neighbours, Tensor):
+        edges = table_edges(neighbours)
     return attend(
         target_field,
         source_field,
@@ -136,7 +147,7 @@ def attend(
             assert isinstance(neighbours, Tensor)
             aggregated = kernel.attention(AttentionInputs(target_field, source_field, features, neighbours, *rest))
         else:
-            u = None if edge_rotation is None else edges.select(edge_rotation.reshape(-1, 4).to(dtype), 0)
+            u = None if edge_rotation is None else edges.select(per_edge(edge_rotation, neighbours).to(dtype), 0)
             aggregated = kernel.ragged_attention(
                 RaggedInputs(target_field, source_field, features, edges, *rest, edge_rotation=u)
             )
@@ -154,6 +165,8 @@ def attention_weights(
 ) -> Tensor:
     """Weights of the kernel before dropout: (B, T, k, H), zero where no neighbour is, or (B, E, H) for CSR."""
     B, T, H, _ = target_field.shape
+    if edge_rotation is not None:
+        check_rotation(edge_rotation, neighbours, H)
     if isinstance(neighbours, Tensor) and neighbours.dim() == 3:
         fields = (target_field, source_field, source_field.unsqueeze(3))
         folded, given = fold_samples(
@@ -166,7 +179,7 @@ def attention_weights(
     if edges is None:
         assert isinstance(neighbours, Tensor)
         edges = table_edges(neighbours)
-    u = None if edge_rotation is None else edges.select(edge_rotation.reshape(-1, 4), 0)
+    u = None if edge_rotation is None else edges.select(per_edge(edge_rotation, neighbours), 0)
     features = source_field.unsqueeze(3)
     inputs = RaggedInputs(
         target_field, source_field, features, edges, beta, routing, "identity", None, None, None, edge_rotation=u

@@ -13,6 +13,7 @@ from quatsphere.kernels.cpu import attention as cpu_attention
 from quatsphere.kernels.cpu import dot_product as cpu_dot_product
 from quatsphere.kernels.cpu import feed_forward as cpu_feed_forward
 from quatsphere.kernels.cpu import field as cpu_field
+from quatsphere.kernels.cpu import ragged as cpu_ragged
 from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.cpu import step as cpu_step
 from quatsphere.kernels.gpu import attention as gpu_attention
@@ -96,7 +97,7 @@ class ReferenceBackend(TorchBackend):
 class FusedBackend(TorchBackend):
     """A backend with compiled kernels: no rules given as functions, no forward mode, no `torch.func`."""
 
-    graphs = ("regular",)
+    graphs: tuple[str, ...] = ("regular",)
     missing = ""
     """Message for when its compiler is not installed."""
 
@@ -117,6 +118,7 @@ class CpuBackend(FusedBackend):
     """Numba's loops, also for a whole step. They compute in at least float32 and return the dtype of their input."""
 
     name, description = "numba_cpu", "fused loops for the CPU"
+    graphs = ("regular", "ragged", "rotated")
     missing = "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def installed(self) -> bool:
@@ -134,6 +136,10 @@ class CpuBackend(FusedBackend):
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij in one pass over the graph."""
         return cpu_attention.quaternion_attention(inputs)
+
+    def ragged_attention(self, inputs: RaggedInputs) -> Tensor:
+        """The same over a sorted edge list, with cost linear in the number of edges."""
+        return cpu_ragged.ragged_attention(inputs)
 
     def dot_attention(
         self, queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float

@@ -131,9 +131,14 @@ def fold_samples(
     return [*(x.flatten(0, 1)[None] for x in tensors), graph], given
 
 
-def check_rotation(rotation: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ConfigError unless these are unit quaternions of this shape."""
-    check_shape("edge_rotation", rotation, shape)
+def check_rotation(rotation: Tensor, graph: Graph, heads: int) -> None:
+    """Raise ConfigError unless these are unit quaternions, one per edge or one per edge and head."""
+    edges = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(_csr_pair(graph)[1].shape)
+    shapes = (*edges, 4), (*edges, heads, 4)
+    if tuple(rotation.shape) not in shapes:
+        raise ConfigError(f"edge_rotation must have shape {shapes[0]} or {shapes[1]}: got {tuple(rotation.shape)}")
+    if not rotation.is_floating_point():
+        raise ConfigError(f"edge_rotation must be floating-point: got {rotation.dtype}; call .float()")
     if rotation.numel() == 0 or torch.compiler.is_compiling() or transformed():
         return
     error = (rotation.detach().norm(dim=-1) - 1).abs()
@@ -142,10 +147,14 @@ def check_rotation(rotation: Tensor, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"edge_rotation must be unit quaternions: got length {worst:.4g}; divide by the norm")
 
 
+def per_edge(rotation: Tensor, graph: Graph) -> Tensor:
+    """Rotations in the shape of a graph, with or without a head axis -> (E, 1, 4) or (E, H, 4)."""
+    axes = graph.dim() if isinstance(graph, Tensor) else 1
+    return (rotation.unsqueeze(-2) if rotation.dim() == axes + 1 else rotation).flatten(0, axes - 1)
+
+
 def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
-    if not isinstance(graph, tuple) or len(graph) != 2 or not all(isinstance(part, Tensor) for part in graph):
-        raise ConfigError("a graph is neighbours (T, k), (B, T, k), or CSR as a pair (row_pointer, source)")
-    rows, source = graph
+    rows, source = _csr_pair(graph)
     check_shape("row_pointer", rows, (targets + 1,))
     if source.dim() != 1:
         raise ConfigError(f"source of CSR must have shape (E,): got {tuple(source.shape)}")
@@ -158,6 +167,12 @@ def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
         )
     _check_range("source of CSR", source, sources)
     return EdgeList(rows, source, torch.arange(targets, device=rows.device).repeat_interleave(counts))
+
+
+def _csr_pair(graph: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(graph, tuple) or len(graph) != 2 or not all(isinstance(part, Tensor) for part in graph):
+        raise ConfigError("a graph is neighbours (T, k), (B, T, k), or CSR as a pair (row_pointer, source)")
+    return graph
 
 
 def _row_pointer(counts: Tensor) -> Tensor:

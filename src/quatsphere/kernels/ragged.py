@@ -34,8 +34,9 @@ BLOCK = 2**20
 class RaggedInputs:
     """One application of the kernel to a sorted edge list; as `AttentionInputs`, but keep is (B, E, H).
 
-    edge_rotation (E, 4), unit quaternions, or None. A routing is a name; a transport may be an `EdgeFunction`, which is
-    given every edge as a target with one neighbour and u_ij ⊗ q_j as the source's quaternion.
+    edge_rotation (E, 1, 4), or (E, H, 4) per head, unit quaternions, or None. A routing is a name; a transport may be
+    an `EdgeFunction`, which is given every edge as a target with one neighbour and u_ij ⊗ q_j as the source's
+    quaternion.
     """
 
     target_field: Tensor
@@ -83,7 +84,7 @@ class RaggedInputs:
         assert not isinstance(self.transport, str)
         target, source = self.target_field[:, self.graph.target], self.source_field[:, self.graph.source]
         if self.edge_rotation is not None:
-            source = multiply(self.edge_rotation[:, None], source)
+            source = multiply(self.edge_rotation, source)
         features = self.features[:, self.graph.source].unsqueeze(2)
         messages = self.transport(target.unsqueeze(2), source.unsqueeze(2), features)
         check_shape("the messages of a transport function", messages, tuple(features.shape))
@@ -119,7 +120,7 @@ def scores_of_edges(inputs: RaggedInputs) -> Tensor:
         return pair_dot(q, inputs.source_field, target, source)
     turned = (multiply(conjugate(unit), q) for unit in torch.eye(4, dtype=q.dtype, device=q.device))
     parts = [pair_dot(side, inputs.source_field, target, source) for side in turned]
-    return (torch.stack(parts, dim=-1) * u[:, None]).sum(-1)
+    return (torch.stack(parts, dim=-1) * u).sum(-1)
 
 
 def segment_softmax(logits: Tensor, target: Tensor, targets: int) -> Tensor:
@@ -146,19 +147,19 @@ def aggregate_edges(inputs: RaggedInputs, weights: Tensor) -> Tensor:
         entries = _matrix_entries(u, transport)
         rows: list[Tensor] = []
         for row in entries:
-            sums = [pair_sum(weights * entry[:, None], lifted[..., b], source, target, T) for b, entry in row.items()]
+            sums = [pair_sum(weights * entry, lifted[..., b], source, target, T) for b, entry in row.items()]
             rows.append(torch.stack(sums).sum(0))
         summed = torch.stack(rows, dim=-1)
     return LOWER[transport](inputs.target_field, summed)
 
 
 def _matrix_entries(u: Tensor, transport: str) -> list[dict[int, Tensor]]:
-    """Entries {column: (E,)} of each row of the 4 x 4 matrix by which u_ij acts in the shared frame."""
+    """Entries {column: (E, heads)} of each row of the 4 x 4 matrix by which u_ij acts in the shared frame."""
     if transport == "one_sided":
         matrix = left_matrix(u)
-        return [{b: matrix[:, a, b] for b in range(4)} for a in range(4)]
+        return [{b: matrix[..., a, b] for b in range(4)} for a in range(4)]
     matrix = to_rotation_matrix(u)
-    return [{0: (u * u).sum(-1)}, *({b + 1: matrix[:, a, b] for b in range(3)} for a in range(3))]
+    return [{0: (u * u).sum(-1)}, *({b + 1: matrix[..., a, b] for b in range(3)} for a in range(3))]
 
 
 def pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def _attend_one(inputs: RaggedInputs, i: int, edges: slice) -> Tensor:
     """z_i (B, H, Q, 4) of one target; zero without edges."""
     j = inputs.graph.source[edges]
     q_i, q_j, x_j = inputs.target_field[:, i, None], inputs.source_field[:, j], inputs.features[:, j]
-    u = q_j.new_tensor([1.0, 0.0, 0.0, 0.0]) if inputs.edge_rotation is None else inputs.edge_rotation[edges, None]
+    u = q_j.new_tensor([1.0, 0.0, 0.0, 0.0]) if inputs.edge_rotation is None else inputs.edge_rotation[edges]
     r = multiply(conjugate(q_i), multiply(u, q_j))
     if inputs.routing == "geometric":
         assert inputs.target_directions is not None

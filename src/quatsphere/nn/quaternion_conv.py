@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import Graph, attention_weights, perturb, quaternion_attention, to_csr
+from quatsphere.kernels.inputs import check_shape
 from quatsphere.nn.extensions import build_routing, build_transport
 from quatsphere.nn.field import LearnedBound, Perturbation
 from quatsphere.nn.shell_step import to_flat, to_quaternions
@@ -21,7 +23,8 @@ class QuaternionConv(nn.Module):
     q_i = base ⊗ exp(ε tanh(φ(x_i))): a network φ, bounded by a learned ε, around a base that is 1 unless `forward` is
     given one. Nothing belongs to a node, so the layer works on graphs that it has not seen. `in_channels` is a pair for
     bipartite graphs, (sources, targets). `out_channels` is per head and a multiple of 4; the output has heads *
-    out_channels features. `dropout` acts on the weights; `residual` adds a linear map of the target's features.
+    out_channels features or, without `concat`, the mean of the heads. `dropout` acts on the weights; `residual` adds a
+    linear map of the target's features. No self-loops are added.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class QuaternionConv(nn.Module):
         out_channels: int,
         heads: int = 1,
         *,
+        concat: bool = True,
         routing: str = "alignment",
         transport: str = "sandwich",
         dropout: float = 0.0,
@@ -47,11 +51,12 @@ class QuaternionConv(nn.Module):
         if routing == "geometric":
             raise ConfigError("routing 'geometric' needs positions; use quaternion_attention with directions")
         pair = in_channels if isinstance(in_channels, tuple) else (in_channels, in_channels)
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
         self.dropout, self.backend, width = dropout, backend, heads * out_channels
+        output = width if concat else out_channels
         self.value = nn.Linear(pair[0], width, bias=False)
-        self.skip = nn.Linear(pair[1], width, bias=False) if residual else None
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.skip = nn.Linear(pair[1], output, bias=False) if residual else None
+        self.bias = nn.Parameter(torch.zeros(output)) if bias else None
         self.routing = build_routing(routing, heads, out_channels // 4)
         self.transport = build_transport(transport, heads, out_channels // 4)
         self.perturbation = Perturbation(width, heads, zero_init=False, backend=backend)
@@ -77,25 +82,17 @@ class QuaternionConv(nn.Module):
         `return_attention_weights` the result is (output, (graph, weights)): weights before dropout, in the order of the
         graph, (..., H).
         """
-        source, target = x if isinstance(x, tuple) else (x, x)
-        batched = source.dim() == 3
-        if source.dim() != target.dim() or source.dim() not in (2, 3):
-            raise ConfigError(f"x must be (V, C) or (B, V, C): got {tuple(source.shape)} and {tuple(target.shape)}")
-        source, target = (side if batched else side[None] for side in (source, target))
+        source, target, batched = self._check(x)
         bases = base if isinstance(base, tuple) else (base, base)
         source_field = target_field = self._field(source, self.perturbation.inner, bases[0])
         if isinstance(x, tuple):
             target_field = self._field(target, self.target_rows or self.perturbation.inner, bases[1])
         features = self.transport.prepare(to_quaternions(self.value(source), self.heads))
-        table: Graph = graph
-        order = None
-        if isinstance(graph, Tensor) and graph.dim() == 2 and graph.shape[0] == 2:
-            rows, columns, order = to_csr(graph, target.shape[1], source.shape[1])
-            table = rows, columns
-            edge_rotation = None if edge_rotation is None else edge_rotation[order]
+        table, order = sort_edges(graph, target.shape[1], source.shape[1])
+        if edge_rotation is not None and order is not None:
+            edge_rotation = _in_given_order(edge_rotation, table, order)
         arguments: dict[str, Any] = {"routing": self.routing.rule, "edge_rotation": edge_rotation}
         beta = self.routing.beta
-        keep = self._keep(table, source) if self.training and self.dropout else None
         out = quaternion_attention(
             target_field,
             source_field,
@@ -103,20 +100,38 @@ class QuaternionConv(nn.Module):
             table,
             beta,
             transport=self.transport.rule,
-            keep=keep,
+            keep=self._keep(table, source) if self.training and self.dropout else None,
             keep_scale=1 / (1 - self.dropout),
             backend=self.backend,
             **arguments,
         )
-        out = to_flat(out).to(source.dtype)
+        out = (to_flat(out) if self.concat else out.mean(2).flatten(-2)).to(source.dtype)
         out = out if self.skip is None else out + self.skip(target)
         out = out if self.bias is None else out + self.bias
         out = out if batched else out[0]
         if not return_attention_weights:
             return out
         weights = attention_weights(target_field, source_field, table, beta, **arguments)
-        weights = weights if order is None else torch.empty_like(weights).index_copy(1, order, weights)
+        if order is not None:
+            weights = weights.flatten(1, -2)
+            weights = torch.empty_like(weights).index_copy(1, order, weights)
         return out, (graph, weights if batched else weights[0])
+
+    def extra_repr(self) -> str:
+        """Channels and heads."""
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+    def _check(self, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, bool]:
+        """Sources and targets (B, V, C), and whether the caller's have a batch axis."""
+        source, target = x if isinstance(x, tuple) else (x, x)
+        widths = self.in_channels if isinstance(self.in_channels, tuple) else (self.in_channels, self.in_channels)
+        if source.dim() != target.dim() or source.dim() not in (2, 3) or source.shape[:-2] != target.shape[:-2]:
+            raise ConfigError(f"x must be (V, C) or (B, V, C): got {tuple(source.shape)} and {tuple(target.shape)}")
+        if (source.shape[-1], target.shape[-1]) != widths:
+            raise ConfigError(f"x must have {widths} features: got {source.shape[-1]} and {target.shape[-1]}")
+        if source.dim() == 3:
+            return source, target, True
+        return source[None], target[None], False
 
     def _field(self, x: Tensor, first: nn.Linear, base: Tensor | None) -> Tensor:
         """Unit quaternions (B, V, H, 4) of nodes with features x (B, V, C)."""
@@ -124,6 +139,7 @@ class QuaternionConv(nn.Module):
         start = rows.new_zeros(rows.shape[1], self.heads, 4)
         start[..., 0] = 1
         if base is not None:
+            check_shape("base", base, (x.shape[1], 4))
             start = base[:, None].to(rows.dtype).expand(-1, self.heads, -1)
         return perturb(rows, self.perturbation.network, self.bound.value[None], start, backend=self.backend)[0]
 
@@ -132,3 +148,36 @@ class QuaternionConv(nn.Module):
         shape = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(graph[1].shape)
         samples = () if isinstance(graph, Tensor) and graph.dim() == 3 else (len(source),)
         return torch.rand(*samples, *shape, self.heads, device=source.device) >= self.dropout
+
+
+_sorted: Any = WeakTensorKeyDictionary()
+"""edge_index -> (version, targets, sources, (graph, order)): a static graph is sorted once."""
+
+
+def sort_edges(graph: Graph, targets: int, sources: int) -> tuple[Graph, Tensor | None]:
+    """(the graph as the kernel accepts it, the edge of `graph` at each of its places; None if nothing moved).
+
+    edge_index (2, E) becomes a table (T, k) if every target has k edges, otherwise CSR. Other graphs stay as they are.
+    """
+    if not isinstance(graph, Tensor) or graph.dim() != 2 or graph.shape[0] != 2:
+        return graph, None
+    version = None if graph.is_inference() else graph._version
+    key, known = (version, targets, sources), _sorted.get(graph)
+    if known is not None and version is not None and known[0] == key:
+        result: tuple[Graph, Tensor] = known[1]
+        return result
+    plain = graph.as_tensor() if hasattr(graph, "as_tensor") else graph  # EdgeIndex of PyTorch Geometric
+    rows, source, order = to_csr(plain, targets, sources)
+    degree = len(source) // max(1, targets)
+    regular = degree > 0 and torch.equal(rows, degree * torch.arange(targets + 1, device=rows.device))
+    result = (source.view(targets, degree) if regular else (rows, source)), order
+    _sorted[graph] = key, result
+    return result
+
+
+def _in_given_order(rotation: Tensor, graph: Graph, order: Tensor) -> Tensor:
+    """Rotations of the edges of edge_index in the order and shape of the sorted graph."""
+    if len(rotation) != len(order):
+        raise ConfigError(f"edge_rotation must have {len(order)} rows, one per edge: got {tuple(rotation.shape)}")
+    rotation = rotation.index_select(0, order)
+    return rotation.unflatten(0, tuple(graph.shape)) if isinstance(graph, Tensor) else rotation
