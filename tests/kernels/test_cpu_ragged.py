@@ -187,6 +187,7 @@ def test_nan_propagates_and_extreme_scores_are_finite() -> None:
     exact = results(made, graph, backend="factored")
     assert_close(results(made, graph, backend="numba_cpu"), exact, 1e-9)
     assert all(x.isfinite().all() for x in results(made, graph, torch.float32, backend="numba_cpu"))
+    made = {name: x.detach() for name, x in made.items()}
     made["features"][0, int(graph[1][0]), 0, 0, 1] = float("nan")
     out = quaternion_attention(**made, neighbours=graph, backend="numba_cpu")
     assert out[0, 0, 0].isnan().any()

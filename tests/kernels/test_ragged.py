@@ -17,6 +17,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry import sphere
 from quatsphere.kernels import backends, backends_on, cpu, explain_backend
+from quatsphere.kernels.graphs import check_rotation, check_table
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -290,13 +291,13 @@ def test_bad_rotations_and_masks_are_one_line() -> None:
     with pytest.raises(ConfigError, match="edge_rotation must have shape"):
         quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 3, 4) / 2)
     with pytest.raises(ConfigError, match=r"edge_rotation must be floating-point: got torch.int64"):
-        quaternion_attention(**leaves(), neighbours=table, edge_rotation=torch.ones(T, 4, 4).long())
+        check_rotation(torch.ones(T, 4, 4).long(), table, H)
     with pytest.raises(ConfigError, match=r"must have shape \(2, 7, 4, 4\) or \(2, 7, 4, 3, 4\): got \(7, 4, 4\)"):
         quaternion_attention(**leaves(), neighbours=table.expand(B, -1, -1), edge_rotation=torch.ones(T, 4, 4) / 2)
     with pytest.raises(ConfigError, match="a graph is neighbours"):
-        quaternion_attention(**leaves(), neighbours=[table], edge_rotation=torch.ones(T, 4, 4) / 2)
+        check_rotation(torch.ones(T, 4, 4) / 2, [table], H)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"valid must be bool: got torch.int64"):
-        quaternion_attention(**leaves(), neighbours=table, valid=table)
+        check_table(table, table, T)
     with pytest.raises(ConfigError, match="valid belongs to neighbours"):
         quaternion_attention(**leaves(), neighbours=csr([4] * T), valid=table >= 0)
 

@@ -74,8 +74,7 @@ def ragged_attention(inputs: RaggedInputs) -> Tensor:
     """The same with r_ij = q_i* ⊗ u_ij ⊗ q_j, one target after the other, each with its own number of neighbours."""
     rows = inputs.graph.rows.tolist()
     targets = [_attend_one(inputs, i, slice(*rows[i : i + 2])) for i in range(len(rows) - 1)]
-    B, _, H, Q, _ = inputs.features.shape
-    return torch.stack(targets, dim=1) if targets else inputs.features.new_zeros(B, 0, H, Q, 4)
+    return torch.stack(targets, dim=1) if targets else inputs.features[:, :0]
 
 
 def _attend_one(inputs: RaggedInputs, i: int, edges: slice) -> Tensor:
