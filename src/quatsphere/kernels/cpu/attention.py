@@ -13,6 +13,7 @@ from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.resample import residual_grad
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
 def quaternion_attention(inputs: AttentionInputs) -> Tensor:
@@ -32,7 +33,7 @@ def quaternion_attention(inputs: AttentionInputs) -> Tensor:
     )
 
 
-@torch.library.custom_op("quatsphere::attend", mutates_args=(), device_types="cpu")
+@operator("attend", "cpu")
 def attend(
     target_field: Tensor,
     source_field: Tensor,

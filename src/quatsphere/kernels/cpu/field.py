@@ -14,9 +14,10 @@ from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
-@torch.library.custom_op("quatsphere::perturb", mutates_args=(), device_types="cpu")
+@operator("perturb", "cpu")
 def perturb(
     hidden: Tensor,
     inner: Tensor,

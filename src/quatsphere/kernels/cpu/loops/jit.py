@@ -14,14 +14,47 @@ import numba
 from numba.core import config
 from numba.core import event as events
 from numba.core.caching import IndexDataCacheFile
-from numba.core.codegen import get_host_cpu_features
+from numba.core.codegen import JITCodeLibrary, get_host_cpu_features
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
 from quatsphere.runtime import compilation
 
 CODE = __file__
 """This file, whose owner and permissions the compiled code must have too."""
+
+
+class _LinkedOnly(JITCodeLibrary):
+    """Code that is optimised, and turned into machine code, only as part of the entry points that call it."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    @property
+    def codegen(self) -> Any:
+        return self
+
+    def set_env(self, name: str, env: Any) -> None:
+        pass
+
+
+class LinkedOnlyCompiler(Compiler):
+    """Compiler of functions that compiled code calls."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(
+            typing, target, _LinkedOnly(target.codegen(), "inlined") if library is None else library, *rest
+        )
+
+
 INTERNAL: dict[str, Any] = {
+    "pipeline_class": LinkedOnlyCompiler,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",
