@@ -29,12 +29,12 @@ class Operator:
         self.schema: str = schema or torch.library.infer_schema(function, mutates_args=())
         _LIBRARY.define(name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.register_kernel(device, function)
-        self._overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         OPERATORS[self.name] = self
 
     def __call__(self, *args: Any) -> Any:
         """Run the kernel of the arguments' device."""
-        return self._overload(*args)
+        return self.overload(*args)
 
     def register_kernel(self, device: str | None, function: Callable[..., Any]) -> None:
         """Run another function on a type of device."""

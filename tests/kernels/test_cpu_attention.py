@@ -94,7 +94,7 @@ def test_opcheck() -> None:
     problem = make_problem(5, (2, 6, 5, 3, 4, 2), "geometric")
     tensors = [problem.target_field, problem.source_field, problem.features.requires_grad_(), problem.neighbours]
     tensors += [problem.beta.requires_grad_(), None, problem.target_directions, problem.source_directions]
-    torch.library.opcheck(cpu_attention.attend, (*tensors, 3, 0, 1.0))
+    torch.library.opcheck(cpu_attention.attend.overload, (*tensors, 3, 0, 1.0))
 
 
 def test_compiled_equals_eager() -> None:

@@ -102,8 +102,8 @@ def test_bit_identical_for_any_number_of_threads() -> None:
 
 def test_opcheck() -> None:
     one, two = ([x.requires_grad_() for x in make(2, (2, 5, 4, 1), 1.0, targets)] for targets in (0, 7))
-    torch.library.opcheck(cpu_field.perturb, (*one, None, None, None))
-    torch.library.opcheck(cpu_field.perturb, (*two, *mix(2, 5, 7)))
+    torch.library.opcheck(cpu_field.perturb.overload, (*one, None, None, None))
+    torch.library.opcheck(cpu_field.perturb.overload, (*two, *mix(2, 5, 7)))
 
 
 def test_bound_above_one_raises() -> None:
