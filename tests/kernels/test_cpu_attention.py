@@ -63,7 +63,7 @@ def test_bit_identical_for_any_number_of_threads(routing: str, images: int, thre
 def test_images_do_not_depend_on_their_batch(heads: int) -> None:
     """Few heads leave lanes to other images; the last of five images shares its vector with fewer than the others."""
     problem = make_problem(4, (5, 9, 7, 3, heads, 2), keep=True)
-    probe = torch.randn(problem.target_field.shape[:3] + (2, 4), generator=torch.Generator().manual_seed(0))
+    probe = torch.randn(*problem.target_field.shape[:3], 2, 4, generator=torch.Generator().manual_seed(0))
 
     def gradients(images: slice) -> list[Tensor]:
         names = ("target_field", "source_field", "features")
