@@ -72,10 +72,13 @@ def test_runs_beside_the_plan_are_shown(tmp_path: Path) -> None:
     shutil.copytree(CURVE, tmp_path / "curve")
     results = Results(tmp_path / "curve")
     (results.path / "fingerprints.jsonl").write_text(json.dumps(grid) + "\n")
-    (results.path / "paper_size.jsonl").write_text(json.dumps({**large, "test_images": 10, "by_class": {"cat": 0.4}}))
+    large |= {"test_images": 10, "by_class": {"cat": 0.4}, "validation": [0.4, 0.58], "fingerprint": [entry]}
+    (results.path / "paper_size.jsonl").write_text(json.dumps(large))
     text = length_document(results, tmp_path / "page.md")
     assert "| mean-0.001-haar | 0.98-0.991 partly | 32.9 |" in text
     assert "| full | 640,000 | 10 | 450,000 | 61.0 (n = 10) | 40 |" in text
+    assert "Validation accuracy of `full` after each epoch: 40.0, 58.0." in text
+    assert "| full | 0.98-0.991 partly | 61.0 |" in text
 
 
 def test_the_page_has_no_line_for_every_seed(lite: Results) -> None:

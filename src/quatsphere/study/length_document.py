@@ -104,9 +104,13 @@ def headline(results: Results) -> str:
     return (
         f"After {images:,} images QSV with {parameters:,} parameters is right on {means['full']:.1f} % of the CIFAR-10 "
         f"test images ({len(rows['full'])} seeds){linear}. The paper's, with 0.64M parameters and up to "
-        f"{PAPER_IMAGES:,} images, on {paper_values()['cifar10', 'full']} %. No accuracy of the paper has been "
+        f"{PAPER_IMAGES:,} images, on {_paper_accuracy()} %. No accuracy of the paper has been "
         f"reproduced. {done} of {cells} planned cells are finished."
     )
+
+
+def _paper_accuracy() -> float:
+    return paper_values()["cifar10", "full"]
 
 
 def statements_table(records: Sequence[CellRecord], count: int | None = None) -> str:
@@ -140,17 +144,21 @@ def _fingerprints(path: Path) -> str:
     runs = _read_lines(path)
     if not runs:
         return "Not run yet: [fingerprints.md](fingerprints.md) has what is known.\n"
-    names = [entry["name"] for entry in runs[0]["fingerprint"]]
-    rows: list[Sequence[str]] = [("the paper", *(entry["paper"] for entry in runs[0]["fingerprint"]), "85.9")]
-    rows += [
-        (run["run"], *map(_range_and_verdict, run["fingerprint"]), f"{100 * run['test_accuracy']:.1f}") for run in runs
-    ]
     return (
         f"{len(runs)} runs of preset `paper-cifar10` with one seed each, {runs[0]['images']:,} images; ranges over the "
         "steps or shells of a model. A row is named by head diversity, first repulsion step and start of the field. "
-        "The choice and what remains open: [fingerprints.md](fingerprints.md).\n\n"
-        + markdown(Table("", "", ("run", *names, "test accuracy"), rows)).split("\n", 2)[2]
+        "The choice and what remains open: [fingerprints.md](fingerprints.md).\n\n" + _fingerprint_table(runs)
     )
+
+
+def _fingerprint_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    paper = runs[0]["fingerprint"]
+    columns = ("run", *(entry["name"] for entry in paper), "test accuracy")
+    rows: list[Sequence[str]] = [("the paper", *(entry["paper"] for entry in paper), f"{_paper_accuracy()}")]
+    rows += [
+        (run["run"], *map(_range_and_verdict, run["fingerprint"]), f"{100 * run['test_accuracy']:.1f}") for run in runs
+    ]
+    return markdown(Table("", "", columns, rows)).split("\n", 2)[2]
 
 
 def _range_and_verdict(entry: Mapping[str, Any]) -> str:
@@ -160,7 +168,7 @@ def _range_and_verdict(entry: Mapping[str, Any]) -> str:
 
 
 def _paper_size(path: Path) -> str:
-    """Runs at the paper's size: length, accuracy, per-class accuracy."""
+    """Runs at the paper's size: length, accuracy in all, by class and by epoch, fingerprint."""
     runs = _read_lines(path)
     if not runs:
         return "Not run yet.\n"
@@ -177,4 +185,18 @@ def _paper_size(path: Path) -> str:
         )
         for run in runs
     ]
-    return "One seed each: described, not tested.\n\n" + markdown(Table("", "", columns, rows)).split("\n", 2)[2]
+    curves = [
+        f"Validation accuracy of `{run['run']}` after each epoch: "
+        + ", ".join(f"{100 * value:.1f}" for value in run["validation"])
+        + ".\n"
+        for run in runs
+    ]
+    fitted = [run for run in runs if run["fingerprint"]]
+    return "\n".join(
+        [
+            "Preset `paper-cifar10`, one seed each, one-cycle over the epochs given: described, not tested.\n",
+            markdown(Table("", "", columns, rows)).split("\n", 2)[2],
+            *curves,
+            *([_fingerprint_table(fitted)] if fitted else []),
+        ]
+    )
