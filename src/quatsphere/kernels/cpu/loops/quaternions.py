@@ -157,21 +157,26 @@ def _all_lanes(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
-@instruction
-def lane_offsets(typingctx: Any, count: Any, heads: Any, stride: Any, image_stride: Any) -> Any:
-    """Offsets of eight lanes: lane l < count holds head l % heads of image l // heads; further ones repeat the last."""
+@inlined
+def lane_offset(lane, count, heads, stride, image_stride):
+    """Offset of lane l: head l % heads of image l // heads; lanes >= count repeat the last one."""
+    lane = min(lane, count - 1)
+    return lane % heads * stride + lane // heads * image_stride
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        count, heads, stride, image_stride = args
-        last, offsets = builder.sub(count, ir.Constant(count.type, 1)), []
-        for number in range(LANES):
-            lane = ir.Constant(count.type, number)
-            lane = builder.select(builder.icmp_signed("<", lane, last), lane, last)
-            image, head = builder.udiv(lane, heads), builder.urem(lane, heads)
-            offsets.append(builder.add(builder.mul(head, stride), builder.mul(image, image_stride)))
-        return context.make_tuple(builder, sig.return_type, offsets)
 
-    return types.UniTuple(types.intp, LANES)(types.intp, types.intp, types.intp, types.intp), code
+@inlined
+def lane_offsets(count, heads, stride, image_stride):
+    """Offsets of eight lanes that hold the heads of one or several images."""
+    return (
+        lane_offset(0, count, heads, stride, image_stride),
+        lane_offset(1, count, heads, stride, image_stride),
+        lane_offset(2, count, heads, stride, image_stride),
+        lane_offset(3, count, heads, stride, image_stride),
+        lane_offset(4, count, heads, stride, image_stride),
+        lane_offset(5, count, heads, stride, image_stride),
+        lane_offset(6, count, heads, stride, image_stride),
+        lane_offset(7, count, heads, stride, image_stride),
+    )
 
 
 @instruction
