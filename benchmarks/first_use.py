@@ -43,9 +43,8 @@ with tempfile.TemporaryDirectory() as cache:
         train_step(self, step)
         print(f"{entries.functions} functions in {len(entries.seconds)} entries: ", end="")
         print(", ".join(f"{name} {seconds:.2f}" for name, seconds in entries.seconds.items()))
-        print(
-            f"before the step {before:.2f}, step {time.process_time() - before:.2f}, sum {time.process_time():.2f} CPU s"
-        )
+        now = time.process_time()
+        print(f"before the step {before:.2f}, step {now - before:.2f}, sum {now:.2f} CPU s")
         sys.exit()
 
     Trainer.train_step = first_step
