@@ -38,7 +38,7 @@ def test_only_the_entry_is_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CPUCodeLibrary, "_optimize_final_module", count)
     assert numba.njit(nine_times)(2.0) == 18.0
-    assert optimised == ["nine_times"]
+    assert [name for name in optimised if name != "nrt"] == ["nine_times"]  # nrt: Numba's own, once per process
 
 
 def test_garbage_is_collected_again_after_compiling() -> None:
