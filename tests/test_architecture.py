@@ -9,11 +9,12 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "quatsphere"
 
-EVERYWHERE = {"errors", "randomness", "runtime"}
+EVERYWHERE = {"errors", "randomness", "runtime", "torch_operators"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "randomness": set(),
     "runtime": set(),
+    "torch_operators": set(),
     "config": set(),
     "storage": set(),
     "geometry": set(),
@@ -36,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "randomness": {"torch"},
+    "torch_operators": {"torch"},
     "runtime": set(),
     "config": set(),
     "storage": {"safetensors", "yaml", "torch", "numpy", "filelock"},

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quatsphere.torch_operators import operator
+
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
@@ -68,7 +70,7 @@ def draw_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Ten
     return (bits >= dropped_of_65536(rate) - 2**15).reshape(*keys.shape, *shape)
 
 
-@torch.library.custom_op("quatsphere::keep_mask", mutates_args=())
+@operator("keep_mask")
 def keep_mask(keys: Tensor, site: int, shape: Sequence[int], rate: float) -> Tensor:
     """`draw_mask` as a torch operator, opaque to torch.compile, whose code for the 64-bit stream on CPUs writes past
     its buffers (torch 2.13). `kernels` registers compiled loops for CPUs.

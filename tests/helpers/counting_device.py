@@ -24,6 +24,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from quatsphere.kernels.gpu import attention as triton_gpu
 from quatsphere.models.registry import model_config
+from quatsphere.torch_operators import OPERATORS
 from quatsphere.train import Progress, Reporter, train
 
 _setup_privateuseone_for_python_backend("counting")
@@ -66,7 +67,7 @@ class OnDevice(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "quatsphere":  # an operator without a kernel for this device runs its Python body,
-            return torch._library.custom_ops.OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+            return OPERATORS[func._schema.name].function(*args, **kwargs)
         parts = func.decompose(*args, **kwargs)  # in which nothing is decomposed by autograd
         return run(func, args, kwargs) if parts is NotImplemented else parts
 

@@ -13,6 +13,7 @@ from helpers.kernel_inputs import assert_equal, make_problem, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measures import relative_error
+from torch import Tensor
 
 from quatsphere.kernels import backends
 from quatsphere.kernels.cpu import attention as cpu_attention
@@ -58,6 +59,25 @@ def test_bit_identical_for_any_number_of_threads(routing: str, images: int, thre
         assert all(torch.equal(found[0][name], other[name]) for name in found[0])
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5])
+def test_images_do_not_depend_on_their_batch(heads: int) -> None:
+    """Few heads leave lanes to other images; the last of five images shares its vector with fewer than the others."""
+    problem = make_problem(4, (5, 9, 7, 3, heads, 2), keep=True)
+    probe = torch.randn(*problem.target_field.shape[:3], 2, 4, generator=torch.Generator().manual_seed(0))
+
+    def gradients(images: slice) -> list[Tensor]:
+        names = ("target_field", "source_field", "features")
+        leaves = {name: getattr(problem, name)[images].float().requires_grad_() for name in names}
+        rest = {"beta": problem.beta.float(), "target_directions": None, "source_directions": None}
+        out = cpu_attention.quaternion_attention(replace(problem, **leaves, **rest, keep=problem.keep[images]))
+        return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), probe[images])]
+
+    together = gradients(slice(None))
+    for image in range(5):
+        alone = gradients(slice(image, image + 1))
+        assert all(torch.equal(a[image : image + 1], b) for a, b in zip(together, alone, strict=True))
+
+
 def test_strided_inputs() -> None:
     problem = make_problem(1, (2, 6, 5, 3, 4, 2))
     strided = replace(problem, features=problem.features.transpose(0, 1).contiguous().transpose(0, 1))
@@ -94,7 +114,7 @@ def test_opcheck() -> None:
     problem = make_problem(5, (2, 6, 5, 3, 4, 2), "geometric")
     tensors = [problem.target_field, problem.source_field, problem.features.requires_grad_(), problem.neighbours]
     tensors += [problem.beta.requires_grad_(), None, problem.target_directions, problem.source_directions]
-    torch.library.opcheck(cpu_attention.attend, (*tensors, 3, 0, 1.0))
+    torch.library.opcheck(cpu_attention.attend.overload, (*tensors, 3, 0, 1.0))
 
 
 def test_compiled_equals_eager() -> None:

@@ -66,4 +66,6 @@ def test_bit_identical_for_any_number_of_threads() -> None:
 
 def test_opcheck() -> None:
     tensors, graph, keep = make(0, (2, 6, 5, 3, 2, 4), True)
-    torch.library.opcheck(dot_product.dot_attend, (*(x.requires_grad_() for x in tensors), graph, keep, 1 / 0.7, 0.5))
+    torch.library.opcheck(
+        dot_product.dot_attend.overload, (*(x.requires_grad_() for x in tensors), graph, keep, 1 / 0.7, 0.5)
+    )

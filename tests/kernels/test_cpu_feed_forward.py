@@ -89,7 +89,9 @@ def test_several_chunks_equal_plain_block() -> None:
 def test_opcheck() -> None:
     tensors = make(0, (2, 3), 2, 4, 16)
     for keep in (None, torch.rand_like(tensors[0]) > 0.1):
-        torch.library.opcheck(cpu_feed_forward.feed_forward, (*(x.requires_grad_() for x in tensors), keep, SCALE))
+        torch.library.opcheck(
+            cpu_feed_forward.feed_forward.overload, (*(x.requires_grad_() for x in tensors), keep, SCALE)
+        )
 
 
 def test_wrong_mask_raises() -> None:

@@ -100,10 +100,21 @@ def test_bit_identical_for_any_number_of_threads() -> None:
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+def test_vertices_do_not_depend_on_packing(heads: int) -> None:
+    """Vertices share vectors where their number allows it: 24 do, the first 23 of them do not."""
+    hidden, inner, weight, bias, bounds, base = make(6, (2, 24, heads, 2), 1.0)
+    packed, single = (
+        cpu_field.perturb(hidden[:, :count], inner, weight, bias, bounds, base[:count], None, None, None)[0]
+        for count in (24, 23)
+    )
+    assert torch.equal(packed[:, :23], single)
+
+
 def test_opcheck() -> None:
     one, two = ([x.requires_grad_() for x in make(2, (2, 5, 4, 1), 1.0, targets)] for targets in (0, 7))
-    torch.library.opcheck(cpu_field.perturb, (*one, None, None, None))
-    torch.library.opcheck(cpu_field.perturb, (*two, *mix(2, 5, 7)))
+    torch.library.opcheck(cpu_field.perturb.overload, (*one, None, None, None))
+    torch.library.opcheck(cpu_field.perturb.overload, (*two, *mix(2, 5, 7)))
 
 
 def test_bound_above_one_raises() -> None:

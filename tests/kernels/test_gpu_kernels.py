@@ -225,7 +225,7 @@ def operands(problem: AttentionInputs) -> list[Tensor | None]:
 def test_opcheck() -> None:
     """Schema, fake kernel and autograd registration, also with gradients switched off for some inputs."""
     problem = cast(make_problem(12, (2, 3, 4, 2, 2, 1)), torch.float64, features=torch.float32)
-    torch.library.opcheck(gpu_attention.attend_gpu, (*operands(problem), 3, 0))
+    torch.library.opcheck(gpu_attention.attend_gpu.overload, (*operands(problem), 3, 0))
 
 
 def test_compiled_equals_eager() -> None:

@@ -114,9 +114,9 @@ def test_gated_residual_equals_its_formula(backend: str, width: int) -> None:
 def test_compiled_resampling_passes_opcheck() -> None:
     x, g = tensors((2, 5, 3), (2, 4, 3))
     indices, weights = torch.tensor([[0, 1], [3, 4], [2, 2], [4, 0]]), torch.rand(4, 2, dtype=torch.float64)
-    torch.library.opcheck(cpu_resample.resample, (x, indices, weights))
-    torch.library.opcheck(cpu_resample.resample_back, (g, indices, weights, 5))
-    torch.library.opcheck(cpu_resample.resample_onto, (g, x[0, 0, 0].detach(), x, indices, weights))
+    torch.library.opcheck(cpu_resample.resample.overload, (x, indices, weights))
+    torch.library.opcheck(cpu_resample.resample_back.overload, (g, indices, weights, 5))
+    torch.library.opcheck(cpu_resample.resample_onto.overload, (g, x[0, 0, 0].detach(), x, indices, weights))
     with pytest.raises(IndexError, match=r"0\.\.4"):
         resample_vertices(x, indices + 1, weights)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quatsphere.geometry.neighbours import reverse_neighbours
 from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import operator
 
 
 def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def _rows(source: Tensor, neighbours: Tensor) -> Tensor:
     return source.index_select(1, neighbours.reshape(-1)).unflatten(1, neighbours.shape)
 
 
-@torch.library.custom_op("quatsphere::edge_dot", mutates_args=())
+@operator("edge_dot")
 def _edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     """`edge_dot`, slot by slot."""
     B, T, H, _ = target.shape
@@ -59,7 +60,7 @@ def _edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("quatsphere::gather_sum", mutates_args=())
+@operator("gather_sum")
 def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     """`gather_sum`, slot by slot."""
     B, T, _, H = weights.shape
@@ -69,7 +70,7 @@ def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("quatsphere::scatter_sum", mutates_args=())
+@operator("scatter_sum")
 def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
     """`scatter_sum`, edge by edge of each source."""
     B, _, _, H = weights.shape

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.torch_operators import Operator, operator
 
 
-def backward_operator(forward: Any, leading: Sequence[str], device: str | None = "cpu") -> Callable[..., Any]:
+def backward_operator(forward: Operator, leading: Sequence[str], device: str | None = "cpu") -> Callable[..., Any]:
     """Decorator for the operator `<forward>_backward`, which returns a list of tensors; its arguments are the tensors
     named in `leading`, then those of the forward operator."""
-    arguments = str(forward._opoverload._schema).partition("(")[2].rpartition(") ->")[0]
+    arguments = forward.schema.partition("(")[2].rpartition(") ->")[0]
     schema = f"({', '.join(f'Tensor {name}' for name in leading)}, {arguments}) -> Tensor[]"
 
-    def define(function: Callable[..., list[Tensor]]) -> Any:
-        name = f"{forward._qualname}_backward"
-        return torch.library.custom_op(name, function, mutates_args=(), device_types=device, schema=schema)
-
-    return define
+    return operator(f"{forward.name.partition('::')[2]}_backward", device, schema)
 
 
 def register_backward(

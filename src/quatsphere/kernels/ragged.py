@@ -25,6 +25,7 @@ from quatsphere.kernels.graphs import EdgeList
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS, Rule, check_name, check_shape
 from quatsphere.kernels.torch_backend import LIFT, LOWER, geometric_keys
 from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import operator
 
 BLOCK = 2**20
 """Largest number of elements of an intermediate with one row per edge."""
@@ -185,7 +186,7 @@ def _blocks(like: Tensor, edges: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, edges, step))
 
 
-@torch.library.custom_op("quatsphere::pair_dot", mutates_args=())
+@operator("pair_dot")
 def _pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """`pair_dot`, block by block."""
     out = a.new_empty(a.shape[0], len(i), a.shape[2])
@@ -194,7 +195,7 @@ def _pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("quatsphere::pair_sum", mutates_args=())
+@operator("pair_sum")
 def _pair_sum(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int) -> Tensor:
     """`pair_sum`, block by block; the samples are rows of one table, for which index_add_ is fast."""
     B, _, H, C = b.shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -38,7 +37,7 @@ class HamiltonLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "b v h inp 4"]) -> Float[Tensor, "b v h out 4"]:
         """One matrix product per head over the 4x4 block expansion."""
-        mixed = einsum(x.flatten(3), block_expand(self.weight), "b v h i, h o i -> b v h o")
+        mixed = torch.einsum("bvhi,hoi->bvho", x.flatten(3), block_expand(self.weight))
         return mixed.unflatten(3, (-1, 4))
 
 
@@ -100,4 +99,4 @@ class HamiltonFFN(nn.Module):
             return up, down
         with full_precision(up):
             left = (up @ self.left.to(up)).unflatten(-1, (4, 4))
-            return einsum(left, post, "h o i x y, h i k y -> h o k x"), down
+            return torch.einsum("hoixy,hiky->hokx", left, post), down

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -41,10 +40,10 @@ def sample_image(
         u = torch.remainder(coords[..., 0] + 1, 2) - 1
         coords = torch.stack((u * width / (width + 2), coords[..., 1]), dim=-1)
     if transformed():
-        return rearrange(_bilinear(images, coords.to(images.dtype)), "b c v s -> b v s c")
+        return _bilinear(images, coords.to(images.dtype)).permute(0, 2, 3, 1)
     grid = coords.to(images.dtype).unsqueeze(0).expand(images.shape[0], -1, -1, -1)
     samples = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return rearrange(samples, "b c v s -> b v s c")
+    return samples.permute(0, 2, 3, 1)
 
 
 def _bilinear(images: Float[Tensor, "b c y x"], coords: Float[Tensor, "v s 2"]) -> Float[Tensor, "b c v s"]:
@@ -92,4 +91,4 @@ class PatchEmbedding(nn.Module):
         """Sample a patch around each vertex, flatten it (stencil, channel), project and normalise."""
         coords = image_coords.unsqueeze(1) + self.stencil
         patches = sample_image(images, coords, self.wrap)
-        return self.norm(self.projection(rearrange(patches, "b v s c -> b v (s c)")))
+        return self.norm(self.projection(patches.flatten(2)))

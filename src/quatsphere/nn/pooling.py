@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -86,10 +85,10 @@ class PerHeadPooling(QuaternionPooling):
 
     def along(self, tokens: Tensor, axis: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """(pooled, scores (B, V, H), weights (B, V, H)): each head is pooled separately."""
-        by_head = rearrange(tokens, "b v (h c) -> (b h) v c", h=heads)
+        by_head = tokens.unflatten(2, (heads, -1)).transpose(1, 2).flatten(0, 1)  # (B H, V, C)
         pooled, *edges = pool_along(by_head, axis[: by_head.shape[2]])
-        scores, weights = (rearrange(edge, "(b h) v -> b v h", h=heads) for edge in edges)
-        return rearrange(pooled, "(b h) c -> b (h c)", h=heads), scores, weights
+        scores, weights = (edge.unflatten(0, (-1, heads)).transpose(1, 2) for edge in edges)
+        return pooled.unflatten(0, (-1, heads)).flatten(1), scores, weights
 
 
 class MeanPooling(nn.Module):

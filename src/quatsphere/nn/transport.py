@@ -11,7 +11,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -78,9 +77,8 @@ class Projected(Transport):
 
     def prepare(self, features: Float[Tensor, "b v h q 4"]) -> Float[Tensor, "b v h q 4"]:
         """W_h x_j."""
-        flat = rearrange(features, "b v h q c -> b v h (q c)")
-        mapped = einsum(flat, self.weight, "b v h i, h o i -> b v h o")
-        return rearrange(mapped, "b v h (q c) -> b v h q c", c=4)
+        mapped = torch.einsum("bvhi,hoi->bvho", features.flatten(3), self.weight)
+        return mapped.unflatten(3, (-1, 4))
 
 
 class HeadMixing(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.parameter_cache import ParameterCache
 
 
@@ -31,6 +32,12 @@ def check_neighbours(neighbours: Tensor, sources: int) -> None:
     low, high = torch.aminmax(neighbours)
     if int(low) < 0 or int(high) >= sources:
         raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {int(low)}..{int(high)}")
+
+
+def lane_heads(heads: int, packed: int) -> Tensor:
+    """Head of every lane if `packed` copies of all heads fill the lanes of whole vectors; the last one is repeated."""
+    lanes = heads * packed
+    return torch.arange(lanes + -lanes % LANES).clamp(max=lanes - 1) % heads
 
 
 def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:

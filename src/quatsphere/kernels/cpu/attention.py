@@ -3,16 +3,16 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu import available as available
-from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, sum_in_order
+from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.resample import residual_grad
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
 def quaternion_attention(inputs: AttentionInputs) -> Tensor:
@@ -32,7 +32,7 @@ def quaternion_attention(inputs: AttentionInputs) -> Tensor:
     )
 
 
-@torch.library.custom_op("quatsphere::attend", mutates_args=(), device_types="cpu")
+@operator("attend", "cpu")
 def attend(
     target_field: Tensor,
     source_field: Tensor,
@@ -72,22 +72,23 @@ def attention_gradients(
 
     target_field, source_field, features, *_ = tensors
     inputs, sizes = attention_arguments(tensors, *modes)
-    items = sizes.images * sizes.blocks
-    direction_items = items if ROUTINGS[modes[0]] == "geometric" else 0
+    direction_items = sizes.items if ROUTINGS[modes[0]] == "geometric" else 0
     into = (
         torch.empty_like(target_field, memory_format=torch.contiguous_format),
         torch.empty_like(source_field, memory_format=torch.contiguous_format),
         torch.empty_like(features, memory_format=torch.contiguous_format),
-        features.new_empty(sizes.images, sizes.blocks, chunk_count(sizes.targets), LANES),
+        features.new_empty(sizes.items, chunk_count(sizes.targets), LANES),
         features.new_empty(direction_items, sizes.targets, 3),
         features.new_empty(direction_items, sizes.sources, 3),
-        features.new_empty(0 if residual is None else items, chunk_count(sizes.sources), 2 * LANES),
+        features.new_zeros(
+            0 if residual is None else sizes.images * sizes.blocks, chunk_count(sizes.sources), 2 * LANES
+        ),
     )
     if residual is None:
         nothing = features.new_empty(0, 0, 0)
         residual = residual_grad(nothing, nothing, None, None, 1.0)
     run_attention_backward(inputs, sizes, (flat(out), flat(gradient)), residual, AttentionGrads(*map(flat, into)))
-    beta_gradient = sum_in_order(into[3], (0, 2)).reshape(-1)[: sizes.heads].clone()
+    beta_gradient = sum_in_order(_by_head(into[3], sizes), (0, 1))
     directions = sum_in_order(into[4], 0), sum_in_order(into[5], 0)
     return [*into[:3], beta_gradient, *directions, sum_in_order(into[6], (0, 1, 2))]
 
@@ -117,6 +118,26 @@ def attention_arguments(tensors: tuple[Any, ...], routing: int, transport: int, 
     check_neighbours(neighbours, S)
     empty = features.new_empty(0)
     arrays = [flat(empty if tensor is None else tensor) for tensor in tensors]
-    arrays[4], arrays[5] = flat(F.pad(beta, (0, -H % LANES))), flat_mask(keep, B * T * k * H)
-    sizes = AttentionSizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale)
+    packed = _packed_images(B, H)
+    arrays[4], arrays[5] = flat(beta[lane_heads(H, packed)]), flat_mask(keep, B * T * k * H)
+    sizes = AttentionSizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale, packed)
     return AttentionArrays(*arrays), sizes
+
+
+def _packed_images(images: int, heads: int) -> int:
+    """Images whose heads fill a vector together."""
+    return max(1, min(LANES // heads, images))
+
+
+def _by_head(parts: Tensor, sizes: Any) -> Tensor:
+    """(items, chunks, 8) -> (images, chunks, H)."""
+    chunks = parts.shape[1]
+    if sizes.packed > 1:
+        images = parts[..., : sizes.packed * sizes.heads].unflatten(2, (sizes.packed, sizes.heads)).transpose(1, 2)
+        return images.flatten(0, 1)[: sizes.images].contiguous()
+    return (
+        parts.view(sizes.images, sizes.blocks, chunks, LANES)
+        .transpose(1, 2)
+        .flatten(2)[..., : sizes.heads]
+        .contiguous()
+    )

@@ -3,13 +3,13 @@
 import math
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
 def dot_product_attention(
@@ -24,7 +24,7 @@ def dot_product_attention(
     return dot_attend(*padded, neighbours, keep, keep_scale, 1 / math.sqrt(channels))[..., :channels]
 
 
-@torch.library.custom_op("quatsphere::dot_attend", mutates_args=(), device_types="cpu")
+@operator("dot_attend", "cpu")
 def dot_attend(
     queries: Tensor,
     keys: Tensor,

@@ -9,9 +9,10 @@ from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.resample import residual_input
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
-@torch.library.custom_op("quatsphere::feed_forward", mutates_args=(), device_types="cpu")
+@operator("feed_forward", "cpu")
 def feed_forward(x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:
     """keep down_h gelu(up_h x_h) per head: x and keep (..., H, 4 Q), quaternion weights up (H, O, Q, 4) and down
     (H, Q, O, 4) -> (..., H, 4 Q). A linear Hamilton layer before the block is multiplied into `up` by the caller."""

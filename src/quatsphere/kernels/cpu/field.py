@@ -11,12 +11,13 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
+from quatsphere.kernels.cpu.arrays import check_neighbours, flat, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 
-@torch.library.custom_op("quatsphere::perturb", mutates_args=(), device_types="cpu")
+@operator("perturb", "cpu")
 def perturb(
     hidden: Tensor,
     inner: Tensor,
@@ -54,7 +55,7 @@ def shell_arguments(
 ) -> tuple[Any, Any]:
     """(FieldSizes, bound, FieldArrays) of the source and the target shell; a missing target has no vertices."""
     limits = _checked(bounds, bases[1])
-    network = _to_lanes(*network)
+    network = _to_lanes(*network, _packed_rows(*bases))
     source = _arguments(network, bases[0], fields[0], (None, None), limits[0])
     if bases[1] is None:
         return source, (source[0]._replace(vertices=0), *source[1:])
@@ -75,7 +76,7 @@ def perturb_backward(
     *mixing: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of (hidden, inner, weight, bias, bounds, source, target), the last one empty without a target."""
-    network, limits = _to_lanes(hidden, inner, weight, bias), _checked(bounds, target)
+    network, limits = _to_lanes(hidden, inner, weight, bias, _packed_rows(source, target)), _checked(bounds, target)
     if target is None:
         *found, bound, base = _shell_gradients(network, source, source_gradient, (None, None), limits[0], None)
         return [*found, bound.reshape(1), base, hidden.new_empty(0)]
@@ -93,21 +94,21 @@ def _shell_gradients(
     from quatsphere.kernels.cpu.loops.field import tile_count
     from quatsphere.kernels.cpu.loops.field_backward import FieldGrads, run_perturb_backward
 
-    hidden, inner, *_ = network
+    hidden, (vertices, heads, _) = network[0], base.shape
     sizes, limit, arrays = _arguments(network, base, gradient, mixing, bound)
-    tiles, blocks, heads = tile_count(sizes), sizes.blocks, sizes.heads
+    tiles, blocks = tile_count(sizes), sizes.blocks
     inners = hidden.new_zeros(tiles, blocks, sizes.width, LANES)
     weights = hidden.new_zeros(tiles, blocks, sizes.width, 3, LANES)
     biases, bounds = hidden.new_zeros(tiles, blocks, 3, LANES), hidden.new_empty(tiles, LANES)
-    rows = hidden.new_empty(hidden.shape[0], sizes.vertices, hidden.shape[2])
+    rows = hidden.new_empty(hidden.shape[0], vertices, hidden.shape[2])
     into = (rows, base.new_empty(base.shape), inners, weights, biases, bounds)
-    mixing_grad = _mixing_grad(hidden, sizes.vertices, targets)
+    mixing_grad = _mixing_grad(hidden, vertices, targets)
     run_perturb_backward(sizes, limit, arrays, mixing_grad, FieldGrads(*map(flat, into)))
     return (
         rows,
-        _from_lanes(sum_in_order(inners, 0), heads).reshape(inner.shape),
-        _from_lanes(sum_in_order(weights, 0), heads),
-        _from_lanes(sum_in_order(biases, 0), heads),
+        _from_lanes(sum_in_order(inners, 0), heads, sizes.packed).reshape(-1),
+        _from_lanes(sum_in_order(weights, 0), heads, sizes.packed),
+        _from_lanes(sum_in_order(biases, 0), heads, sizes.packed),
         sum_in_order(bounds, (0, 1)),
         into[1],
     )
@@ -131,24 +132,30 @@ def _arguments(network: tuple[Tensor, ...], base: Tensor, out: Tensor, mixing: A
     if given != vertices or mix_weights.shape != indices.shape:
         raise ConfigError(f"a shell of {vertices} vertices needs as many rows of hidden or of a mixture: got {given}")
     terms = indices.shape[-1] if indices.numel() else 0
-    sizes = FieldSizes(hidden.shape[0], vertices, heads, width, rows, terms)
+    packed = inner.numel() // (heads * width)
+    sizes = FieldSizes(hidden.shape[0], vertices // packed, heads * packed, width, rows, terms, packed)
     return sizes, bound, FieldArrays(*map(flat, (hidden, inner, weight, bias, base, out, indices, mix_weights)))
 
 
-def _to_lanes(hidden: Tensor, inner: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """The network with its last layer (H, ...) as (blocks, ..., 8): eight heads per block, padded with zeros."""
+def _packed_rows(source: Tensor, target: Tensor | None) -> int:
+    """Rows whose heads fill a vector together; both shells have a multiple of it."""
+    counts, heads = [len(base) for base in (source, target) if base is not None], source.shape[1]
+    return max(n for n in range(1, max(1, LANES // heads) + 1) if all(count % n == 0 for count in counts))
+
+
+def _to_lanes(hidden: Tensor, inner: Tensor, weight: Tensor, bias: Tensor, packed: int) -> tuple[Tensor, ...]:
+    """The network with its last layer (H, ...) as (blocks, ..., 8), repeated for `packed` rows."""
+    lanes = lane_heads(len(weight), packed)
 
     def blocks(tensor: Tensor) -> Tensor:
-        heads = tensor.shape[0]
-        full = torch.cat((tensor, tensor.new_zeros(-heads % LANES, *tensor.shape[1:]))) if heads % LANES else tensor
-        return full.unflatten(0, (-1, LANES)).movedim(1, -1).contiguous()
+        return tensor[lanes].unflatten(0, (-1, LANES)).movedim(1, -1).contiguous()
 
-    return hidden, inner, blocks(weight), blocks(bias)
+    return hidden, inner.repeat(packed), blocks(weight), blocks(bias)
 
 
-def _from_lanes(tensor: Tensor, heads: int) -> Tensor:
-    """(blocks, ..., 8) -> (H, ...)."""
-    return tensor.movedim(-1, 1).flatten(0, 1)[:heads].contiguous()
+def _from_lanes(tensor: Tensor, heads: int, packed: int) -> Tensor:
+    """(blocks, ..., 8) -> (H, ...), summed over the packed rows."""
+    return tensor.movedim(-1, 1).flatten(0, 1)[: heads * packed].unflatten(0, (packed, heads)).sum(0)
 
 
 def _mixing_grad(hidden: Tensor, rows: int, targets: tuple[Tensor, Tensor, Tensor] | None) -> Any:

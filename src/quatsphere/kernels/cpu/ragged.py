@@ -14,6 +14,7 @@ from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 from quatsphere.kernels.operators import backward_operator
 from quatsphere.kernels.ragged import RaggedInputs, attention_over_edges
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.torch_operators import operator
 
 NAMES = (*TRANSPORTS, *ONE_WAY)
 SIDES = {"lift": ("sandwich", "identity", "sandwich"), "lower": ("identity", "sandwich", "sandwich")}
@@ -41,7 +42,7 @@ def ragged_attention(inputs: RaggedInputs) -> Tensor:
     )[0]
 
 
-@torch.library.custom_op("quatsphere::attend_ragged", mutates_args=(), device_types="cpu")
+@operator("attend_ragged", "cpu")
 def attend_ragged(
     target_field: Tensor,
     source_field: Tensor,

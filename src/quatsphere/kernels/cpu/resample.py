@@ -9,27 +9,28 @@ from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients, transformed
+from quatsphere.torch_operators import operator
 
 
-@torch.library.custom_op("quatsphere::resample", mutates_args=(), device_types="cpu")
+@operator("resample", "cpu")
 def resample(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """Σ_m w_im x_n(i,m): (B, S, d), (T, terms), (T, terms) -> (B, T, d)."""
     return _gather_sum(x, indices, weights, None)
 
 
-@torch.library.custom_op("quatsphere::resample_back", mutates_args=(), device_types="cpu")
+@operator("resample_back", "cpu")
 def resample_back(gradient: Tensor, indices: Tensor, weights: Tensor, sources: int) -> Tensor:
     """Σ over (i, m) with n(i,m) = j of w_im g_i: (B, T, d) -> (B, sources, d)."""
     return _scatter_sum(gradient, indices, weights, gradient.new_ones(1), sources, None)[0]
 
 
-@torch.library.custom_op("quatsphere::resample_onto", mutates_args=(), device_types="cpu")
+@operator("resample_onto", "cpu")
 def resample_onto(onto: Tensor, gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """onto + gate Σ_m w_im x_n(i,m) with a scalar gate: (B, T, d) in one pass over memory."""
     return _gather_sum(x, indices, gate * weights.to(x.dtype), onto)
 
 
-@torch.library.custom_op("quatsphere::resample_onto_backward", mutates_args=(), device_types="cpu")
+@operator("resample_onto_backward", "cpu")
 def resample_onto_backward(
     gradient: Tensor, gate: Tensor, x: Tensor, indices: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:

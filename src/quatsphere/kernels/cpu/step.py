@@ -18,12 +18,13 @@ from quatsphere.kernels.cpu.field import empty_fields, perturb_backward, shell_a
 from quatsphere.kernels.cpu.resample import residual_grad, residual_input
 from quatsphere.kernels.operators import backward_operator
 from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.torch_operators import operator
 
 IMAGES_PER_BLOCK = 16
 """Images whose rows stay in the cache for both matrix products of the first layer's gradient."""
 
 
-@torch.library.custom_op("quatsphere::step", mutates_args=(), device_types="cpu")
+@operator("step", "cpu")
 def step(
     tokens: Tensor,
     first: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs, working_dtype
 from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.torch_operators import operator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton runs its kernels in Python, on CPU tensors (slow, for tests). Triton reads the variable at import."""
@@ -42,7 +43,7 @@ def quaternion_attention(inputs: AttentionInputs) -> Tensor:
     )
 
 
-@torch.library.custom_op("quatsphere::attend_gpu", mutates_args=())
+@operator("attend_gpu")
 def attend_gpu(
     target_field: Tensor,
     source_field: Tensor,

@@ -1,6 +1,8 @@
-"""Forward loops of the fused quaternion attention: eight heads of one image at a time, only weights stored per edge.
+"""Forward loops of the fused quaternion attention: eight heads at a time, only weights stored per edge.
 
-The lane tables of an item (image, block of eight heads) hold lifted features (S, Q, 4, 8) and routing keys (S, 4, 8).
+An item is a block of eight heads of one image or, with at most four heads, all heads of several images: they share the
+graph, so all lanes of a vector have the same neighbours. Lanes without a head repeat the last one. The lane tables
+hold lifted features (S, Q, 4, 8) and routing keys (S, 4, 8).
 The score of every routing is an inner product of 4-vectors, target key with source key:
 
     alignment, absolute   q_i                              q_j
@@ -12,6 +14,8 @@ The score of every routing is an inner product of 4-vectors, target key with sou
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from numba.extending import overload
+
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
@@ -21,14 +25,25 @@ from quatsphere.kernels.cpu.loops.quaternions import (
     apply_rotation,
     conj,
     dot,
+    gather_quaternions,
+    lane_offsets,
     lift,
     load_quaternions,
     load_tile,
     rotation_matrix,
-    store_quaternions,
+    scatter_quaternions,
     store_tile,
 )
-from quatsphere.kernels.cpu.loops.simd import load, mask_lanes, prefetch, prefetch_range, select_less, splat, store
+from quatsphere.kernels.cpu.loops.simd import (
+    load,
+    mask_gathered,
+    mask_vector,
+    prefetch,
+    prefetch_range,
+    select_less,
+    splat,
+    store,
+)
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, Span, allocate, parallel_for, thread_count
 
 ALIGNMENT, ABSOLUTE, UNIFORM, GEOMETRIC = 0, 1, 2, 3
@@ -51,15 +66,22 @@ class AttentionSizes(NamedTuple):
     transport: int
     dropped: bool
     keep_scale: float
+    packed: int = 1
+    """Images per item."""
 
     @property
     def blocks(self) -> int:
         """Number of blocks of eight heads; the last one may be partial."""
         return -(-self.heads // LANES)
 
+    @property
+    def items(self) -> int:
+        """Number of items."""
+        return -(-self.images // self.packed) * self.blocks
+
 
 class AttentionArrays(NamedTuple):
-    """Input tensors as flat arrays; absent ones are empty. `beta` is padded to whole blocks."""
+    """Input tensors as flat arrays; absent ones are empty. `beta` has one element per lane."""
 
     target_field: Any
     source_field: Any
@@ -83,9 +105,35 @@ class AttentionTables(NamedTuple):
     score_gradient: Any
 
 
+def images_per_item(sizes: Any) -> int:
+    """`sizes.packed`, 1 for sizes without it."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(images_per_item, strict=False)
+def _(sizes: Any) -> Any:
+    return (lambda sizes: sizes.packed) if "packed" in sizes.fields else (lambda sizes: 1)
+
+
+@inlined
+def item_images(sizes, item):
+    """(first image, number of images, first head, number of heads of each image) of an item."""
+    blocks, packed = (sizes.heads + LANES - 1) // LANES, images_per_item(sizes)
+    image, first = item // blocks * packed, (item % blocks) * LANES
+    return image, min(packed, sizes.images - image), first, min(LANES, sizes.heads - first)
+
+
+@inlined
+def item_lanes(sizes, rows, item, size):
+    """(offset of the first row, elements per row, offsets of the lanes) of an item in a tensor (B, rows, H, size)."""
+    image, images, first, heads = item_images(sizes, item)
+    row = sizes.heads * size
+    return image * rows * row + first * size, row, lane_offsets(images * heads, heads, size, rows * row)
+
+
 @inlined
 def item_heads(sizes, item):
-    """(image, first head, number of heads) of an item."""
+    """(image, first head, number of heads) of an item of one image."""
     blocks = (sizes.heads + LANES - 1) // LANES
     first = (item % blocks) * LANES
     return item // blocks, first, min(LANES, sizes.heads - first)
@@ -93,14 +141,15 @@ def item_heads(sizes, item):
 
 @inlined
 def load_field(field, sizes, vertices, item, vertex):
-    """The item's quaternions of one vertex from a field (B, V, H, 4)."""
+    """The quaternions of one vertex from a field (B, V, H, 4), for an item of one image."""
     image, first, count = item_heads(sizes, item)
     return load_quaternions(field, ((image * vertices + vertex) * sizes.heads + first) * 4, 4, count)
 
 
 @inlined
 def feature_offset(sizes, vertices, item, vertex):
-    """(offset, stride between heads, number of heads) of the item's features of one vertex in (B, V, H, Q, 4)."""
+    """(offset, stride between heads, number of heads) of the features of one vertex in (B, V, H, Q, 4), for an item of
+    one image."""
     image, first, count = item_heads(sizes, item)
     stride = 4 * sizes.channels
     return ((image * vertices + vertex) * sizes.heads + first) * stride, stride, count
@@ -109,25 +158,30 @@ def feature_offset(sizes, vertices, item, vertex):
 @inlined
 def prefetch_field(field, sizes, vertices, item, vertex):
     """Prefetch the quaternions of a later vertex."""
-    image, first, count = item_heads(sizes, item)
-    prefetch_range(field, ((image * vertices + vertex + PREFETCH_DISTANCE) * sizes.heads + first) * 4, 4 * count)
+    image, images, first, heads = item_images(sizes, item)
+    for other in range(image, image + images):
+        row = (other * vertices + vertex + PREFETCH_DISTANCE) * sizes.heads + first
+        prefetch_range(field, 4 * row, 4 * heads)
 
 
 @inlined
 def prefetch_features(tensor, sizes, vertices, item, vertex):
     """Prefetch the features of a later vertex, to read or to write."""
-    offset, stride, count = feature_offset(sizes, vertices, item, vertex + PREFETCH_DISTANCE)
-    prefetch_range(tensor, offset, stride * count)
+    image, images, first, heads = item_images(sizes, item)
+    for other in range(image, image + images):
+        row = (other * vertices + vertex + PREFETCH_DISTANCE) * sizes.heads + first
+        prefetch_range(tensor, 4 * sizes.channels * row, 4 * sizes.channels * heads)
 
 
 @inlined
 def prefetch_keep(keep, sizes, item, vertex):
     """Prefetch the dropout mask (bytes, all heads) of a later target."""
     if sizes.dropped:
-        image, _, _ = item_heads(sizes, item)
+        image, images, _, _ = item_images(sizes, item)
         row = sizes.neighbours * sizes.heads
-        for offset in range(0, row, 64):
-            prefetch(keep, (image * sizes.targets + vertex + PREFETCH_DISTANCE) * row + offset)
+        for other in range(image, image + images):
+            for offset in range(0, row, 64):
+                prefetch(keep, (other * sizes.targets + vertex + PREFETCH_DISTANCE) * row + offset)
 
 
 @inlined
@@ -158,12 +212,11 @@ def source_key(inputs, sizes, q, vertex):
 
 
 @inlined
-def lift_vertex(sizes, q, tensor, where, table, at):
-    """Lift one vertex's features (B, V, H, Q, 4) into a lane table; `where` is its `feature_offset`."""
-    offset, stride, count = where
+def lift_vertex(sizes, q, tensor, index, lanes, table, at):
+    """Lift one vertex's features at index + lanes of (B, V, H, Q, 4) into a lane table."""
     matrix = rotation_matrix(q)
     for channel in range(sizes.channels):
-        x = load_quaternions(tensor, offset + 4 * channel, stride, count)
+        x = gather_quaternions(tensor, index + 4 * channel, lanes)
         store_tile(table, at + channel * TILE_SIZE, lift(sizes.transport, q, matrix, x))
 
 
@@ -171,13 +224,15 @@ def lift_vertex(sizes, q, tensor, where, table, at):
 def lift_sources(inputs, sizes, item, start, stop, tables):
     """Lift the features of sources start..stop once, and write their keys."""
     row = sizes.channels * TILE_SIZE
+    at, step, lanes = item_lanes(sizes, sizes.sources, item, 4)
+    features_at, width, feature_lanes = item_lanes(sizes, sizes.sources, item, 4 * sizes.channels)
     for vertex in range(start, stop):
         prefetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         prefetch_features(inputs.features, sizes, sizes.sources, item, vertex)
-        q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
+        q = gather_quaternions(inputs.source_field, at + vertex * step, lanes)
         store_tile(tables.keys, vertex * TILE_SIZE, source_key(inputs, sizes, q, vertex))
-        where = feature_offset(sizes, sizes.sources, item, vertex)
-        lift_vertex(sizes, q, inputs.features, where, tables.lifted, vertex * row)
+        index = features_at + vertex * width
+        lift_vertex(sizes, q, inputs.features, index, feature_lanes, tables.lifted, vertex * row)
 
 
 @inlined
@@ -208,22 +263,28 @@ def softmax(sizes, beta, scores, weights):
 @inlined
 def apply_keep(inputs, sizes, item, vertex, scale, weights, at, kept):
     """Multiply the weights (k, 8) by `scale`, and write them after dropout to kept[at:]."""
-    image, first, count = item_heads(sizes, item)
     k = sizes.neighbours
     for slot in range(k):
         weight = load(weights, slot * LANES) * scale
         store(weights, slot * LANES, weight)
-        if sizes.dropped:
-            edge = (image * sizes.targets + vertex) * k + slot
-            weight = mask_lanes(inputs.keep, edge * sizes.heads + first, count, weight) * sizes.keep_scale
         store(kept, at + slot * LANES, weight)
+    if sizes.dropped:
+        _, _, _, heads = item_images(sizes, item)
+        first, step, lanes = item_lanes(sizes, sizes.targets * k, item, 1)
+        for slot in range(k):
+            edge, weight = first + (vertex * k + slot) * step, load(weights, slot * LANES)
+            if heads == LANES:
+                weight = mask_vector(inputs.keep, edge, weight)
+            else:
+                weight = mask_gathered(inputs.keep, edge, lanes, weight)
+            store(kept, at + slot * LANES, weight * sizes.keep_scale)
 
 
 @inlined
 def route(inputs, sizes, item, vertex, tables, key, scratch, at, kept):
     """Scores and weights (k, 8) of one target into the scratch, its weights after dropout into kept[at:]."""
     scores, weights, _, _ = scratch
-    _, first, _ = item_heads(sizes, item)
+    _, _, first, _ = item_images(sizes, item)
     store_tile(tables.target_keys, vertex * TILE_SIZE, key)
     if sizes.routing != UNIFORM:
         edge_dots(inputs.neighbours, sizes.neighbours, 1, vertex, tables.target_keys, tables.keys, scores)
@@ -236,19 +297,20 @@ def attend_targets(inputs, sizes, item, start, stop, tables, scratch, out):
     """Targets start..stop: weights, weighted sum in the shared frame, lowered once -> out (B, T, H, Q, 4)."""
     weights, aggregated, zero = scratch[1], scratch[3], start - start
     k, Q = sizes.neighbours, sizes.channels
+    at, step, lanes = item_lanes(sizes, sizes.targets, item, 4)
+    out_at, width, out_lanes = item_lanes(sizes, sizes.targets, item, 4 * Q)
     for vertex in range(start, stop):
         prefetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
         prefetch_features(out, sizes, sizes.targets, item, vertex)
         prefetch_keep(inputs.keep, sizes, item, vertex)
-        q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
+        q = gather_quaternions(inputs.target_field, at + vertex * step, lanes)
         route(inputs, sizes, item, vertex, tables, target_key(inputs, sizes, q, vertex), scratch, zero, weights)
-        offset, stride, count = feature_offset(sizes, sizes.targets, item, vertex)
         inverse = conj(q)
         matrix = rotation_matrix(inverse)
         gather_sum_tiles(inputs.neighbours, k, Q, vertex, tables.lifted, weights, zero, aggregated)
         for channel in range(Q):
             lowered = lift(sizes.transport, inverse, matrix, load_tile(aggregated, channel * TILE_SIZE))
-            store_quaternions(out, offset + 4 * channel, stride, count, lowered)
+            scatter_quaternions(out, out_at + vertex * width + 4 * channel, out_lanes, lowered)
 
 
 @compiled
@@ -280,7 +342,7 @@ def run_phases(
     there are fewer, all threads share the chunks of each phase of one item. Chunks have a fixed size and write to
     disjoint places, so both ways give the same result for any number of threads.
     """
-    items, chunks = sizes.images * sizes.blocks, [chunk_count(count) for count in vertices]
+    items, chunks = sizes.items, [chunk_count(count) for count in vertices]
 
     def run_items(span: Span, tables: AttentionTables, scratch: Any) -> None:
         run(span, tuple((0, count) for count in chunks), tables, scratch)

@@ -1,6 +1,6 @@
 """Gradient loops of the fused quaternion attention: weights are recomputed, sources gather over the reversed graph.
 
-Per item (image, eight heads), with g the output gradient lifted by the target and y the lifted sources:
+Per item, with g the output gradient lifted by the target and y the lifted sources:
 
     targets   dw_ij = ⟨g_i, y_j⟩,  ds_ij = w_ij (keep_ij dw_ij - Σ_j w_ij keep_ij dw_ij),  dβ += ds_ij s_ij
               dkey_i = Σ_j β ds_ij key_j,  dq_i = torque_i ⊗ q_i / |q_i|² + (dkey_i through the key)
@@ -22,10 +22,9 @@ from quatsphere.kernels.cpu.loops.attention import (
     AttentionSizes,
     AttentionTables,
     direction,
-    feature_offset,
-    item_heads,
+    item_images,
+    item_lanes,
     lift_sources,
-    load_field,
     prefetch_features,
     prefetch_field,
     prefetch_keep,
@@ -51,12 +50,12 @@ from quatsphere.kernels.cpu.loops.quaternions import (
     apply_rotation,
     conj,
     dot,
+    gather_quaternions,
     hamilton_product,
     lift,
-    load_quaternions,
     load_tile,
     rotation_matrix,
-    store_quaternions,
+    scatter_quaternions,
     store_tile,
 )
 from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, extract, fma, load, load_wide, select_less, splat, store
@@ -65,7 +64,7 @@ from quatsphere.kernels.cpu.loops.threads import Span
 
 class AttentionGrads(NamedTuple):
     """Flat output arrays. Partial sums: beta per (item, chunk, lane), directions per (item, vertex, 3), the residual's
-    gate per (item, chunk of sources, 16)."""
+    gate per (image, block, chunk of sources, 16), zero at first."""
 
     target_field: Any
     source_field: Any
@@ -99,21 +98,21 @@ def score_gradients(sizes, vertex, tables, beta, scratch):
 
 
 @inlined
-def lift_gradient(sizes, q, where, outputs, tables, vertex):
+def lift_gradient(sizes, q, index, lanes, outputs, tables, vertex):
     """Lift the output gradient of one target into its lane table; return the torque of lowering, summed over channels.
 
     Rotations preserve products, so the torque t = Σ z g* + z* g (one_sided: Σ z g*) is computed in the target's frame
     and rotated once into the shared one: q t q* / |q|².
     """
-    (offset, stride, count), (out, gradient) = where, outputs
+    out, gradient = outputs
     matrix, zero = rotation_matrix(q), splat(q[0], 0.0)
     torque = (zero, zero, zero, zero)
     for channel in range(sizes.channels):
-        g = load_quaternions(gradient, offset + 4 * channel, stride, count)
+        g = gather_quaternions(gradient, index + 4 * channel, lanes)
         at = (vertex * sizes.channels + channel) * TILE_SIZE
         store_tile(tables.gradient, at, lift(sizes.transport, q, matrix, g))
         if sizes.transport != IDENTITY:
-            z = load_quaternions(out, offset + 4 * channel, stride, count)
+            z = gather_quaternions(out, index + 4 * channel, lanes)
             torque = add_torque(sizes.transport, torque, z, g)
     t, scale = apply_rotation(matrix, torque), splat(zero, 1.0) / dot(q, q)
     return t[0] * scale, t[1] * scale, t[2] * scale, t[3] * scale
@@ -166,8 +165,10 @@ def target_direction_gradient(inputs, q, key_gradient, vertex, count, out, at):
 def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, scratch, gradients):
     """Targets start..stop: fill the targets' tables, write dq_i and dp_i, and the chunk's part of dβ."""
     out, output_gradient = outputs
-    image, first, count = item_heads(sizes, item)
-    k, Q = sizes.neighbours, sizes.channels
+    _, images, first, heads = item_images(sizes, item)
+    k, Q, count = sizes.neighbours, sizes.channels, images * heads
+    at, step, lanes = item_lanes(sizes, sizes.targets, item, 4)
+    out_at, width, out_lanes = item_lanes(sizes, sizes.targets, item, 4 * Q)
     beta = load(inputs.beta, first)
     zero = splat(beta, 0.0)
     beta_gradient = zero
@@ -177,9 +178,8 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
         prefetch_features(output_gradient, sizes, sizes.targets, item, vertex)
         prefetch_features(out, sizes, sizes.targets, item, vertex)
         prefetch_keep(inputs.keep, sizes, item, vertex)
-        q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
-        where = feature_offset(sizes, sizes.targets, item, vertex)
-        torque = lift_gradient(sizes, q, where, outputs, tables, vertex)
+        q = gather_quaternions(inputs.target_field, at + vertex * step, lanes)
+        torque = lift_gradient(sizes, q, out_at + vertex * width, out_lanes, outputs, tables, vertex)
         key = target_key(inputs, sizes, q, vertex)
         route(inputs, sizes, item, vertex, tables, key, scratch, vertex * k * LANES, tables.kept)
         through_key = (zero, zero, zero, zero)
@@ -190,10 +190,10 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
             gather_sum_tiles(inputs.neighbours, k, 1, vertex, tables.keys, tables.score_gradient, slots, scratch[3])
             through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
-            at, into = (item * sizes.targets + vertex) * 3, gradients.target_directions
-            through_key = target_direction_gradient(inputs, q, through_key, vertex, count, into, at)
-        at = ((image * sizes.targets + vertex) * sizes.heads + first) * 4
-        store_quaternions(gradients.target_field, at, 4, count, field_gradient(torque, q, through_key))
+            place, into = (item * sizes.targets + vertex) * 3, gradients.target_directions
+            through_key = target_direction_gradient(inputs, q, through_key, vertex, count, into, place)
+        gradient = field_gradient(torque, q, through_key)
+        scatter_quaternions(gradients.target_field, at + vertex * step, lanes, gradient)
     store(gradients.beta, chunk * LANES, beta_gradient)
 
 
@@ -208,44 +208,56 @@ def source_direction_gradient(inputs, vertex, key_gradient, count, out, at):
 
 
 @inlined
+def residual_gradients(sizes, item, vertex, chunk, residual, gradients):
+    """Add the residual's gradient to the features' of one source in every image of an item, and to the gate's."""
+    image, images, first, heads = item_images(sizes, item)
+    stride, blocks = 4 * sizes.channels, (sizes.heads + LANES - 1) // LANES
+    chunks = (sizes.sources + CHUNK_VERTICES - 1) // CHUNK_VERTICES
+    for other in range(image, image + images):
+        at = ((other * sizes.sources + vertex) * sizes.heads + first) * stride
+        gate = add_residual_grad(residual, other, vertex, first * stride, heads * stride, gradients.features, at)
+        part = ((other * blocks + first // LANES) * chunks + chunk) * WIDE_LANES
+        store(gradients.gate, part, load_wide(gradients.gate, part) + gate)
+
+
+@inlined
 def source_gradients(inputs, sizes, item, start, stop, chunk, graph, residual, tables, scratch, gradients):
     """Sources start..stop: dx_j, dq_j and dp_j from the targets' tables; dx_j includes the residual's gradient."""
-    image, first, count = item_heads(sizes, item)
-    zero = splat(tables.kept, 0.0)
-    gate = splat(load_wide(gradients.features, start - start), 0.0)
+    image, images, first, heads = item_images(sizes, item)
+    zero, count = splat(tables.kept, 0.0), images * heads
+    at, step, lanes = item_lanes(sizes, sizes.sources, item, 4)
+    features_at, width, feature_lanes = item_lanes(sizes, sizes.sources, item, 4 * sizes.channels)
     for vertex in range(start, stop):
         prefetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
         prefetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
         prefetch_features(gradients.features, sizes, sizes.sources, item, vertex)
         if residual.targets > 0:
-            width, later = 4 * sizes.channels, vertex + PREFETCH_DISTANCE
-            prefetch_residual_grad(residual, image, later, sizes.sources, first * width, count * width)
-        q = load_field(inputs.source_field, sizes, sizes.sources, item, vertex)
+            stride, later = 4 * sizes.channels, vertex + PREFETCH_DISTANCE
+            for other in range(image, image + images):
+                prefetch_residual_grad(residual, other, later, sizes.sources, first * stride, heads * stride)
+        q = gather_quaternions(inputs.source_field, at + vertex * step, lanes)
         inverse = conj(q)
         matrix = rotation_matrix(inverse)
         torque, through_key = (zero, zero, zero, zero), (zero, zero, zero, zero)
-        offset, stride, _ = feature_offset(sizes, sizes.sources, item, vertex)
         scatter_sum_tiles(graph, sizes.channels, vertex, tables.gradient, tables.kept, scratch[3])
         for channel in range(sizes.channels):
             g = load_tile(scratch[3], channel * TILE_SIZE)
             y = load_tile(tables.lifted, (vertex * sizes.channels + channel) * TILE_SIZE)
             torque = add_torque(sizes.transport, torque, g, y)
             lowered = lift(sizes.transport, inverse, matrix, g)
-            store_quaternions(gradients.features, offset + 4 * channel, stride, count, lowered)
+            index = features_at + vertex * width + 4 * channel
+            scatter_quaternions(gradients.features, index, feature_lanes, lowered)
         if sizes.routing != UNIFORM:
             scatter_sum_tiles(graph, 1, vertex, tables.target_keys, tables.score_gradient, scratch[3])
             through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
-            at = (item * sizes.sources + vertex) * 3
-            source_direction_gradient(inputs, vertex, through_key, count, gradients.source_directions, at)
+            place = (item * sizes.sources + vertex) * 3
+            source_direction_gradient(inputs, vertex, through_key, count, gradients.source_directions, place)
             through_key = (zero, zero, zero, zero)
-        at = ((image * sizes.sources + vertex) * sizes.heads + first) * 4
-        store_quaternions(gradients.source_field, at, 4, count, field_gradient(torque, q, through_key))
+        gradient = field_gradient(torque, q, through_key)
+        scatter_quaternions(gradients.source_field, at + vertex * step, lanes, gradient)
         if residual.targets > 0:
-            shift, width = first * stride, count * stride
-            gate = gate + add_residual_grad(residual, image, vertex, shift, width, gradients.features, offset)
-    if residual.targets > 0:
-        store(gradients.gate, chunk * WIDE_LANES, gate)
+            residual_gradients(sizes, item, vertex, chunk, residual, gradients)
 
 
 @compiled
@@ -254,7 +266,6 @@ def attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual
     and of sources chunks[2]."""
     lifts, targets, sources = chunks
     target_chunks = (sizes.targets + CHUNK_VERTICES - 1) // CHUNK_VERTICES
-    source_chunks = (sizes.sources + CHUNK_VERTICES - 1) // CHUNK_VERTICES
     for item in range(*items):
         start, stop = lifts[0] * CHUNK_VERTICES, min(lifts[1] * CHUNK_VERTICES, sizes.sources)
         lift_sources(inputs, sizes, item, start, stop, tables)
@@ -264,8 +275,7 @@ def attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual
             target_gradients(inputs, sizes, item, start, stop, index, outputs, tables, scratch, gradients)
         for chunk in range(*sources):
             start, stop = chunk * CHUNK_VERTICES, min((chunk + 1) * CHUNK_VERTICES, sizes.sources)
-            index = item * source_chunks + chunk
-            source_gradients(inputs, sizes, item, start, stop, index, graph, residual, tables, scratch, gradients)
+            source_gradients(inputs, sizes, item, start, stop, chunk, graph, residual, tables, scratch, gradients)
 
 
 def run_attention_backward(

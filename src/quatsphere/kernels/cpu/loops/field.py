@@ -6,9 +6,10 @@
 A vertex uses its own row of hidden or, on a shell without tokens, a weighted sum of a few sources' rows: `interp`
 commutes with the network's first product, and its weights sum to one, so the inner bias is added once, after it.
 
-A lane is a head: 8 x 8 squares are transposed on their way from memory, and no sum runs across lanes. A *tile* is eight
-vertices: a thread owns some tiles for all images, and sums run over images, then tiles, in order. Rows of the next
-image are prefetched, since hardware prefetchers miss that stride.
+A lane is a head: 8 x 8 squares are transposed on their way from memory, and no sum runs across lanes. With at most four
+heads several vertices, which are adjacent in memory, are packed into one with that many times the heads: "vertices" and
+"heads" below are these. A *tile* is eight vertices: a thread owns some tiles for all images, and sums run over images,
+then tiles, in order. Rows of the next image are prefetched, since hardware prefetchers miss that stride.
 """
 
 from typing import Any, NamedTuple
@@ -47,8 +48,8 @@ TRIPLE = 3 * LANES
 
 
 class FieldSizes(NamedTuple):
-    """Images, vertices, heads H, width I of the network per head, rows of hidden per image, and rows that are summed
-    for a vertex (0: it uses its own row)."""
+    """Images, vertices, heads H, width I of the network per head, rows of hidden per image, rows that are summed for a
+    row (0: it is its own), and rows that are packed into one vertex."""
 
     images: int
     vertices: int
@@ -56,6 +57,7 @@ class FieldSizes(NamedTuple):
     width: int
     rows: int
     terms: int
+    packed: int
 
     @property
     def blocks(self) -> int:
@@ -70,7 +72,7 @@ class FieldSizes(NamedTuple):
 
 class FieldArrays(NamedTuple):
     """Flat arrays: hidden (B, rows, H, I), inner bias (H, I), by lanes weight (blocks, I, 3, 8) and bias (blocks, 3,
-    8), base (V, H, 4), out or its gradient (B, V, H, 4), indices and weights (V, terms) of the summed rows."""
+    8), base (V, H, 4), out or its gradient (B, V, H, 4), indices and weights (V, packed, terms) of the summed rows."""
 
     hidden: Any
     inner: Any
@@ -182,20 +184,23 @@ def normalize_base(blocks, sizes, first, count, arrays, scratch):
 @inlined
 def mix_row(blocks, sizes, arrays, image, vertex, at, rows):
     """rows[at:] = inner + hidden of a range of blocks of a vertex, its own row or a sum; prefetch the next image's."""
-    width, shift = sizes.heads * sizes.width, blocks[0] * LANES * sizes.width
-    count = min(blocks[1] * LANES * sizes.width, width) - shift
+    width, shift = sizes.heads * sizes.width // sizes.packed, blocks[0] * LANES * sizes.width
+    count = min(blocks[1] * LANES * sizes.width, sizes.heads * sizes.width) - shift
     if sizes.terms == 0:
-        row = (image * sizes.rows + vertex) * width + shift
+        row = (image * sizes.rows + vertex * sizes.packed) * width + shift
         prefetch_range(arrays.hidden, row + sizes.rows * width, count)
         axpy_row(count, 1.0, arrays.hidden, row, arrays.inner, shift, rows, at + shift)
-    for term in range(sizes.terms):
-        index = vertex * sizes.terms + term
-        row, weight = (image * sizes.rows + arrays.indices[index]) * width + shift, arrays.mix_weights[index]
-        if term == 0:
-            prefetch_range(arrays.hidden, row + sizes.rows * width, count)
-            axpy_row(count, weight, arrays.hidden, row, arrays.inner, shift, rows, at + shift)
-        else:
-            axpy_row(count, weight, arrays.hidden, row, rows, at + shift, rows, at + shift)
+        return
+    count = min(count, width)
+    for index in range(vertex * sizes.packed, (vertex + 1) * sizes.packed):
+        place = at + (index - vertex * sizes.packed) * width + shift
+        for term in range(index * sizes.terms, (index + 1) * sizes.terms):
+            row, weight = (image * sizes.rows + arrays.indices[term]) * width + shift, arrays.mix_weights[term]
+            if term == index * sizes.terms:
+                prefetch_range(arrays.hidden, row + sizes.rows * width, count)
+                axpy_row(count, weight, arrays.hidden, row, arrays.inner, shift, rows, place)
+            else:
+                axpy_row(count, weight, arrays.hidden, row, rows, place, rows, place)
 
 
 @inlined

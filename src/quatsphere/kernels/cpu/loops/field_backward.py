@@ -221,15 +221,15 @@ def add_sums(sizes, count, part, scratch, saved, gradients):
 
 
 @inlined
-def add_mixing_grad(sizes, mixing, image, vertex, hidden):
-    """Add weight * gradient of the targets that interpolate a vertex's row to its gradient, in edge order."""
-    width = sizes.heads * sizes.width
-    at = (image * sizes.vertices + vertex) * width
-    prefetch_range(hidden, at + sizes.vertices * width, width)
-    for index in range(mixing.graph.offsets[vertex], mixing.graph.offsets[vertex + 1]):
-        row = (image * mixing.vertices + mixing.graph.targets[index]) * width
+def add_mixing_grad(sizes, mixing, image, row, hidden):
+    """Add weight * gradient of the targets that interpolate a row to its gradient, in edge order."""
+    width, rows = sizes.heads * sizes.width // sizes.packed, sizes.vertices * sizes.packed
+    at = (image * rows + row) * width
+    prefetch_range(hidden, at + rows * width, width)
+    for index in range(mixing.graph.offsets[row], mixing.graph.offsets[row + 1]):
+        target = (image * mixing.vertices + mixing.graph.targets[index]) * width
         weight = mixing.mix_weights[mixing.graph.edges[index]]
-        axpy_row(width, weight, mixing.gradient, row, hidden, at, hidden, at)
+        axpy_row(width, weight, mixing.gradient, target, hidden, at, hidden, at)
 
 
 @inlined
@@ -258,8 +258,8 @@ def tile_gradients(sizes, image, tile, count, bound, arrays, scratch, saved, mix
     for block in range(blocks):
         total = total + block_gradients(sizes, image, first, count, block, bound, arrays, scratch, saved, gradients)
         add_sums(sizes, count, tile * blocks + block, scratch, saved, gradients)
-    for local in range(count):
-        add_mixing_grad(sizes, mixing, image, first + local, gradients.hidden)
+    for row in range(first * sizes.packed, (first + count) * sizes.packed):
+        add_mixing_grad(sizes, mixing, image, row, gradients.hidden)
     return total
 
 

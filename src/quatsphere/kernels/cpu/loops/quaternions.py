@@ -157,6 +157,68 @@ def _all_lanes(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
+@inlined
+def lane_offset(lane, count, heads, stride, image_stride):
+    """Offset of lane l: head l % heads of image l // heads; lanes >= count repeat the last one."""
+    lane = min(lane, count - 1)
+    return lane % heads * stride + lane // heads * image_stride
+
+
+@inlined
+def lane_offsets(count, heads, stride, image_stride):
+    """Offsets of eight lanes that hold the heads of one or several images."""
+    return (
+        lane_offset(0, count, heads, stride, image_stride),
+        lane_offset(1, count, heads, stride, image_stride),
+        lane_offset(2, count, heads, stride, image_stride),
+        lane_offset(3, count, heads, stride, image_stride),
+        lane_offset(4, count, heads, stride, image_stride),
+        lane_offset(5, count, heads, stride, image_stride),
+        lane_offset(6, count, heads, stride, image_stride),
+        lane_offset(7, count, heads, stride, image_stride),
+    )
+
+
+@instruction
+def gather_quaternions(typingctx: Any, array: Any, index: Any, offsets: Any) -> Any:
+    """(w, x, y, z) from a component-last array: lane l is the quaternion at index + offsets[l]."""
+    vector = Vector(array.dtype)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        places = [builder.add(args[1], offset) for offset in cgutils.unpack_tuple(builder, args[2], LANES)]
+        rows = [load_lanes(builder, address_of(context, builder, array, args[0], at), array.dtype, 4) for at in places]
+        return context.make_tuple(builder, sig.return_type, _transpose_rows(builder, rows))
+
+    return types.UniTuple(vector, 4)(array, types.intp, types.UniTuple(types.intp, LANES)), code
+
+
+@instruction
+def scatter_quaternions(typingctx: Any, array: Any, index: Any, offsets: Any, quaternions: Any) -> Any:
+    """Inverse of `gather_quaternions`; lanes with the same offset hold the same quaternion."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pairs = _transpose(builder, cgutils.unpack_tuple(builder, args[3], 4))
+        for lane, offset in enumerate(cgutils.unpack_tuple(builder, args[2], LANES)):
+            _write_lane(context, builder, array, args[0], builder.add(args[1], offset), pairs, lane)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.UniTuple(types.intp, LANES), quaternions), code
+
+
+def _transpose_rows(builder: Any, rows: list[Any]) -> list[Any]:
+    """Four vectors of components from eight rows of four."""
+    order = shuffle_mask(list(range(LANES)))
+    return _transpose(builder, [builder.shuffle_vector(rows[i], rows[i + 4], order) for i in range(4)])
+
+
+def _write_lane(context: Any, builder: Any, array: Any, value: Any, at: Any, pairs: list[Any], lane: int) -> None:
+    half = [0, 1, 2, 3] if lane < 4 else [4, 5, 6, 7]
+    row = builder.shuffle_vector(pairs[lane % 4], pairs[lane % 4], shuffle_mask(half))
+    address = address_of(context, builder, array, value, at)
+    pointer = builder.bitcast(address, vector_type(array.dtype, 4).as_pointer())
+    builder.store(row, pointer, align=FLOATS[array.dtype][1])
+
+
 @instruction
 def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any) -> Any:
     """(w, x, y, z) from a component-last array: lane l is the quaternion at index + l stride; lanes >= count repeat
@@ -181,8 +243,7 @@ def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count:
                 last = builder.sub(args[3], ir.Constant(integer, 1))
                 read([builder.select(builder.icmp_signed("<", lane, last), lane, last) for lane in lanes])
         loaded = [builder.load(slot) for slot in rows]
-        pairs = [builder.shuffle_vector(loaded[i], loaded[i + 4], shuffle_mask(list(range(8)))) for i in range(4)]
-        return context.make_tuple(builder, sig.return_type, _transpose(builder, pairs))
+        return context.make_tuple(builder, sig.return_type, _transpose_rows(builder, loaded))
 
     return types.UniTuple(vector, 4)(array, types.intp, types.intp, types.intp), code
 
@@ -195,12 +256,8 @@ def store_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count
         pairs = _transpose(builder, cgutils.unpack_tuple(builder, args[4], 4))
 
         def write(lane: int) -> None:
-            half = [0, 1, 2, 3] if lane < 4 else [4, 5, 6, 7]
-            row = builder.shuffle_vector(pairs[lane % 4], pairs[lane % 4], shuffle_mask(half))
             at = builder.add(args[1], builder.mul(ir.Constant(args[1].type, lane), args[2]))
-            address = address_of(context, builder, array, args[0], at)
-            pointer = builder.bitcast(address, vector_type(array.dtype, 4).as_pointer())
-            builder.store(row, pointer, align=FLOATS[array.dtype][1])
+            _write_lane(context, builder, array, args[0], at, pairs, lane)
 
         with builder.if_else(_all_lanes(builder, args[3]), likely=True) as (full, partial):
             with full:

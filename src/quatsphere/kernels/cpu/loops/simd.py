@@ -275,6 +275,22 @@ def mask_vector(typingctx: Any, mask: Any, index: Any, vector: Any) -> Any:
 
 
 @instruction
+def mask_gathered(typingctx: Any, mask: Any, index: Any, offsets: Any, vector: Any) -> Any:
+    """The vector with a zero in lane l if the byte mask[index + offsets[l]] is zero."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bytes_ = ir.VectorType(ir.IntType(8), vector.lanes)
+        found = ir.Constant(bytes_, ir.Undefined)
+        for lane, offset in enumerate(cgutils.unpack_tuple(builder, args[2], vector.lanes)):
+            byte = builder.load(address_of(context, builder, mask, args[0], builder.add(args[1], offset)))
+            found = builder.insert_element(found, byte, ir.Constant(ir.IntType(32), lane))
+        kept = builder.icmp_unsigned("!=", found, ir.Constant(bytes_, [0] * vector.lanes))
+        return builder.select(kept, args[3], ir.Constant(args[3].type, [0.0] * vector.lanes))
+
+    return vector(mask, types.intp, types.UniTuple(types.intp, vector.lanes), vector), code
+
+
+@instruction
 def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
     """2ⁿ for an integer n in the lowest mantissa bits: adds the bias to the bits, shifts them into the exponent."""
     _, size, width = FLOATS[vector.scalar]

@@ -73,9 +73,9 @@ def perturb_images(images, blocks, shell, scratch):
 def attend_images(images, blocks, inputs, sizes, tables, scratch, out):
     """Attention for a range of images and blocks of heads."""
     all_blocks = (sizes.heads + LANES - 1) // LANES
-    for image in range(*images):
+    for group in range(images[0] // sizes.packed, (images[1] + sizes.packed - 1) // sizes.packed):
         for block in range(*blocks):
-            item, zero = image * all_blocks + block, block - block
+            item, zero = group * all_blocks + block, block - block
             lift_sources(inputs, sizes, item, zero, sizes.sources, tables)
             attend_targets(inputs, sizes, item, zero, sizes.targets, tables, scratch, out)
 
@@ -131,6 +131,7 @@ def run_step(arguments: StepArguments, aggregated: Any, out: Any) -> None:
     if openmp and max(sizes.images, sizes.blocks) >= threads:
         scratch = scratch_for(0, ScratchSpec(_allocate, (shells[0].sizes, sizes, post.sizes, out.dtype, threads)))
         task_images = 0 if sizes.images < threads else min(IMAGES_PER_TASK, -(-sizes.images // threads))
+        task_images += -task_images % sizes.packed  # whole items
         step_parallel(openmp, threads, np.zeros(2, np.int64), task_images, arguments, scratch, aggregated, out)
         return
     for shell in shells:
