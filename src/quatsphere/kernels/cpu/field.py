@@ -55,7 +55,7 @@ def shell_arguments(
 ) -> tuple[Any, Any]:
     """(FieldSizes, bound, FieldArrays) of the source and the target shell; a missing target has no vertices."""
     limits = _checked(bounds, bases[1])
-    network = _to_lanes(*network, _packed_rows(*bases))
+    network = _to_lanes(network, _packed_rows(*bases))
     source = _arguments(network, bases[0], fields[0], (None, None), limits[0])
     if bases[1] is None:
         return source, (source[0]._replace(vertices=0), *source[1:])
@@ -76,7 +76,7 @@ def perturb_backward(
     *mixing: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of (hidden, inner, weight, bias, bounds, source, target), the last one empty without a target."""
-    network, limits = _to_lanes(hidden, inner, weight, bias, _packed_rows(source, target)), _checked(bounds, target)
+    network, limits = _to_lanes((hidden, inner, weight, bias), _packed_rows(source, target)), _checked(bounds, target)
     if target is None:
         *found, bound, base = _shell_gradients(network, source, source_gradient, (None, None), limits[0], None)
         return [*found, bound.reshape(1), base, hidden.new_empty(0)]
@@ -143,8 +143,9 @@ def _packed_rows(source: Tensor, target: Tensor | None) -> int:
     return max(n for n in range(1, max(1, LANES // heads) + 1) if all(count % n == 0 for count in counts))
 
 
-def _to_lanes(hidden: Tensor, inner: Tensor, weight: Tensor, bias: Tensor, packed: int) -> tuple[Tensor, ...]:
+def _to_lanes(network: tuple[Tensor, ...], packed: int) -> tuple[Tensor, ...]:
     """The network with its last layer (H, ...) as (blocks, ..., 8), repeated for `packed` rows."""
+    hidden, inner, weight, bias = network
     lanes = lane_heads(len(weight), packed)
 
     def blocks(tensor: Tensor) -> Tensor:
