@@ -94,7 +94,8 @@ def test_core_commands_answer(core: dict[str, list], index: int) -> None:
 def test_a_missing_extra_is_one_line_that_names_it(core: dict[str, list], index: int) -> None:
     code, out, err = core["ends"][len(ANSWERED) + index]
     assert code == 2, out + err
-    (line,) = err.splitlines()
+    *notes, line = err.splitlines()
+    assert all(note.startswith("quatsphere: note: ") for note in notes)
     assert f"pip install 'quatsphere[{MISSING[index][0]}]'" in line
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.study_records import make_record
 from rich.console import Console
 
 from quatsphere.diagnostics import PAPER_VALUES
@@ -136,18 +137,10 @@ def test_damaged_diagnostics(text: str, tiny_run: Path, fails: Command) -> None:
 
 def cell(variant: str, seed: int, accuracy: float, **settings: Any) -> dict[str, Any]:
     beta = [[0.7, settings.get("model.beta_start", 0.8), 0.9]] * 2
-    return {
-        "cell": f"cifar10.{variant}.s{seed}",
-        "dataset": "cifar10",
-        "variant": variant,
-        "seed": seed,
-        "status": "finished",
-        "config": {"model.shells": 2, "model.base_vertices": 48, "train.batch_size": 32, **settings},
-        "test_accuracy": accuracy,
-        "steps": 1250,
-        "parameters": 43_111,
-        "trajectory": {"beta": beta, "beta_min": beta, "beta_max": beta},
-    }
+    trajectory = {"beta": beta, "beta_min": beta, "beta_max": beta}
+    record = make_record(variant, seed, 100 * accuracy, trajectory=trajectory)
+    small = {"model.shells": 2, "model.base_vertices": 48, "train.batch_size": 32}
+    return record | {"config": record["config"] | small | settings, "steps": 1250, "parameters": 43_111}
 
 
 def test_figures_of_results(command: Command) -> None:

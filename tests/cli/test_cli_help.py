@@ -65,7 +65,7 @@ def test_help_reads_well(command: Callable[..., Any], monkeypatch: pytest.Monkey
         monkeypatch.setenv("COLUMNS", str(width))
         text = command("train", "--help").out
         lines = text.splitlines()
-        assert lines[0].startswith("usage: quatsphere train --run-dir DIR [--preset NAME]")
+        assert lines[0].startswith("usage: quatsphere train [--run-dir DIR] [--preset NAME]")
         assert max(map(len, lines)) <= max(88, min(100, width))
         assert not any(noise in text for noise in ("Literal", "type:", "CONFIG", "null", "==SUPPRESS=="))
         for group in ("data", "model", "optim", "train"):

@@ -101,7 +101,9 @@ def test_damaged_checkpoints(two_steps: Path, command: Command, fails: Command) 
     (two_steps / "result.json").unlink()
     for step in (older, newer):
         flip(step / "weights.safetensors")
-    fails(4, r"no good checkpoint left \(.*: 2 damaged\); start again", "train", "--run-dir=run", "--resume")
+    fails(
+        4, r"no good checkpoint left \(.*: 2 damaged, step 2: hash\); start again", "train", "--run-dir=run", "--resume"
+    )
     fails(4, r"checkpoint step \d is damaged \(hash: .*weights.safetensors\); load another", "evaluate", "run")
 
 

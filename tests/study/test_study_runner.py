@@ -86,8 +86,8 @@ def test_missing_or_changed_settings_are_reported(results: Results) -> None:
 def test_records_of_format_1_are_read(results: Results) -> None:
     row = {**make_record("full", 1, 50.0), "format": 1}
     results.cells.mkdir(parents=True)
-    results.file("digits.full.s1").write_text(json.dumps(row))
-    assert results.read("digits.full.s1") == row
+    results.file("cifar10.full.s1").write_text(json.dumps(row))
+    assert results.read("cifar10.full.s1") == row
 
 
 def test_finished_cell_with_other_settings_is_an_error(results: Results, in_process: Any) -> None:

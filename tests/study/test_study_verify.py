@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quatsphere.cli import main
+from quatsphere.storage.sealed_json import seal, unseal
 from quatsphere.study.plan import PLANS, plan_cells
 from quatsphere.study.record import NOISE, compare_records, inconsistencies
 from quatsphere.study.results import Results
@@ -39,8 +40,8 @@ def test_same_machine_reproduces_the_weights(results: Results, capsys: pytest.Ca
 
 def test_a_cell_that_cannot_be_reproduced_is_an_error(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
     file = results.file(CELL)
-    digest = json.loads(file.read_text())["weights_sha256"]
-    file.write_text(file.read_text().replace(digest, digest[::-1]))
+    record = unseal(file.read_bytes())
+    file.write_bytes(seal({**record, "weights_sha256": record["weights_sha256"][::-1]}))
     assert main(["study", "verify", CELL, "--results", str(results.path)]) != 0
     said = capsys.readouterr()
     assert "other weights, although processor, threads and torch are the same" in said.out

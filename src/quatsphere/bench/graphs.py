@@ -76,7 +76,7 @@ def edge_index(nodes: int, degree: int, skewed: bool) -> Tensor:
     return torch.stack(((starts[targets] + slots) % nodes, targets))
 
 
-class DenseAttention(nn.Module):
+class MaskedAttention(nn.Module):
     """torch's scaled_dot_product_attention with the graph as a mask (V, V)."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def graph_pass(variant: str, batch: int, nodes: int, degree: int, skewed: bool =
     if variant == QUATERNION:
         layer = QuaternionConv(CHANNELS, WIDTH, HEADS)
     elif variant == DENSE:
-        layer, graph = DenseAttention(), torch.zeros(nodes, nodes, dtype=torch.bool)
+        layer, graph = MaskedAttention(), torch.zeros(nodes, nodes, dtype=torch.bool)
         graph[edges[1], edges[0]] = True
     else:
         layer = geometric_layer(variant)

@@ -17,7 +17,7 @@ def run(words: list[str]) -> int:
     parser = Parser(prog="quatsphere models", description=__doc__)
     add_json(parser, "one JSON object per model")
     args = parser.parse_args(words)
-    models = [model_facts(name) for name in shipped_models()]
+    models = [shipped_facts(name) for name in shipped_models()]
     if args.json:
         for model in models:
             print(json.dumps(model))
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def model_facts(name: str) -> dict[str, Any]:
+def shipped_facts(name: str) -> dict[str, Any]:
     """Facts of a model that comes with the package."""
     folder = shipped_models()[name]
     config = read_model_config(folder)

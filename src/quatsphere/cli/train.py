@@ -35,7 +35,7 @@ def make_parser() -> SettingsParser:
     """Parser with the options of a start beside the settings."""
     parser = SettingsParser(
         prog="quatsphere train",
-        usage="quatsphere train [--run-dir DIR] [--preset NAME] [-c FILE] [--init MODEL] [--GROUP.FIELD X]",
+        usage="quatsphere train [--run-dir DIR] [--preset NAME] [-c FILE] [--GROUP.FIELD X]",
         description=DESCRIPTION,
         show_fields=True,
     )

@@ -17,15 +17,15 @@ from typing import Any
 from quatsphere.config.presets import LITE, LITE_QSV
 from quatsphere.config.resolve import flatten
 
-SIDES = (8, 64)
+IMAGE_SIDES = (8, 64)
 """Sides that are chosen from the images, powers of two; any other side can be given."""
 EPOCHS = 30
 LARGEST_BATCH = 32
 
 
 def side_for(median_side: int) -> int:
-    """Largest power of two up to the median of the images' shorter sides, within `SIDES`."""
-    return min(max(1 << (max(1, median_side).bit_length() - 1), SIDES[0]), SIDES[1])
+    """Largest power of two up to the median of the images' shorter sides, within `IMAGE_SIDES`."""
+    return min(max(1 << (max(1, median_side).bit_length() - 1), IMAGE_SIDES[0]), IMAGE_SIDES[1])
 
 
 def sizes_for(side: int) -> dict[str, int]:

@@ -40,7 +40,7 @@ EXAMPLES = 8
 PHOTO = ASSETS / "cat.jpg"
 """Photograph that comes with the package: `chelsea.png` of scikit-image, CC0 by Stefan van der Walt, cropped."""
 PHOTO_SIZE = 224
-SCRIPTS = (
+LIVE_SCRIPTS = (
     *("view/tensors", "live/model", "view/algebra", "live/forward", "live/trace", "view/colours", "view/stage"),
     *("view/insets", "view/details", "view/main", "live/resize", "live/input", "live/answer"),
 )
@@ -138,7 +138,7 @@ def live_page(trained: TrainedModel, frozen: FrozenModel, examples: Sequence[Exa
         "rules": [step_rules(step) for step in body.steps],
     }
     data = save(arrays, metadata={"view": json.dumps(meta, allow_nan=False)})
-    script, digest = inline_script(*(f"{name}.js" for name in SCRIPTS))
+    script, digest = inline_script(*(f"{name}.js" for name in LIVE_SCRIPTS))
     test = trained.result.get("test")
     return render_page(
         "live.html.j2",

@@ -15,7 +15,7 @@ from quatsphere.train.checkpointing import restore_weights
 if TYPE_CHECKING:
     from quatsphere.train.load import TrainedModel
 
-FROM_DATA = ("image_size", "in_channels", "num_classes")
+DATA_SIZES = ("image_size", "in_channels", "num_classes")
 CLASSIFIER = "classifier."
 
 
@@ -25,7 +25,7 @@ def initial_settings(source: str) -> dict[str, Any]:
 
     trained = load(source)
     config = RunConfig(model=trained.model.config)
-    model = {f"model.{key}": value for key, value in config_to_dict(config)["model"].items() if key not in FROM_DATA}
+    model = {f"model.{key}": value for key, value in config_to_dict(config)["model"].items() if key not in DATA_SIZES}
     channels = config.model.in_channels if config.model.in_channels in (1, 3) else None
     data = {"data.image_size": config.model.image_size, "data.channels": channels, "data.fit": trained.config.data.fit}
     return {**model, **data}

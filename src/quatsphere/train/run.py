@@ -205,7 +205,8 @@ def train(
         if warning is not None:
             reporter.note(warning)
         trainer = _make_trainer(config, context, data)
-        if team.is_rank_zero and trainer.dataset.name not in KNOWN_DATA:
+        begun = options.resume and run.config.is_file()
+        if team.is_rank_zero and trainer.dataset.name not in KNOWN_DATA and not begun:
             with memory_errors(trainer.model, config.train.batch_size):
                 reporter.plan(lambda: estimate_run(trainer))
         checkpoint = team.on_rank_zero(lambda: _open_run(trainer, options, cleanup))
