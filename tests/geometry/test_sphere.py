@@ -96,7 +96,7 @@ def test_parallel_transport_takes_tangents_to_tangents(seed: int) -> None:
     u, normal = sphere.parallel_transport(a, b), sphere.directions(torch.linalg.cross(a, b))
     assert torch.allclose(quaternion.rotate(u, a), b, atol=1e-9)
     assert torch.allclose(quaternion.rotate(u, normal), normal, atol=1e-9)
-    along = torch.linalg.cross(normal, torch.stack((a, b)))
+    along = torch.linalg.cross(normal.expand(2, 3), torch.stack((a, b)))
     assert torch.allclose(quaternion.rotate(u, along[0]), along[1], atol=1e-9)
     assert torch.allclose(sphere.parallel_transport(b, a), quaternion.conjugate(u), atol=1e-9)
 

@@ -149,7 +149,7 @@ def operands(**changed: object) -> tuple[object, ...]:
 
 
 def test_opcheck() -> None:
-    torch.library.opcheck(cpu_ragged.attend_ragged, operands())
+    torch.library.opcheck(cpu_ragged.attend_ragged.overload, operands())
 
 
 def test_compiled_equals_eager() -> None:

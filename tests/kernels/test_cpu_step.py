@@ -153,9 +153,14 @@ def test_opcheck(cross: bool) -> None:
     torch.library.opcheck(cpu_step.step.overload, (*leaves, *bases, *rest))
 
 
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("heads", [3, 8])
 @pytest.mark.parametrize("cross", [False, True])
-def test_inference_cache_notices_changed_parameters(cross: bool) -> None:
-    step, rules = make(5, (2, 12, 8, 2, 4), cross, False), ("alignment", "sandwich")
+def test_inference_cache_notices_changed_parameters(cross: bool, heads: int, strided: bool) -> None:
+    """For few heads, whose vertices share vectors, and for base quaternions that are no contiguous array as well."""
+    step, rules = make(5, (2, 12, heads, 2, 4), cross, False), ("alignment", "sandwich")
+    if strided:
+        step["bases"] = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in step["bases"]]
     changed = [x for name in LEAVES for x in (step[name] if isinstance(step[name], list) else [step[name]])]
 
     def agree() -> bool:
@@ -164,7 +169,8 @@ def test_inference_cache_notices_changed_parameters(cross: bool) -> None:
     with torch.no_grad():
         assert agree()
         for tensor in changed:
-            tensor.data.mul_(0.9)  # no new version, as fused optimisers do it
+            factors = torch.linspace(0.9, 0.8, tensor.numel()).view(tensor.shape)
+            tensor.data.mul_(factors)  # no new version, as fused optimisers do it
             assert agree()
         step["neighbours"] = step["neighbours"].flip(0)
         assert agree()

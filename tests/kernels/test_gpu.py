@@ -125,6 +125,16 @@ def test_refused_on_a_cpu() -> None:
         backends.explain_backend("triton_gpu", "cpu")
 
 
+@pytest.mark.skipif(gpu_attention.built_for_gpus(), reason="this torch was built for GPUs")
+def test_without_a_torch_for_gpus_triton_is_not_blamed() -> None:
+    reason = "this torch was built without CUDA and ROCm; pytorch.org has builds for GPUs"
+    assert backends.explain_backend("auto", "cuda:0") == ("factored", reason)
+    with pytest.raises(
+        ConfigError, match=rf"'triton_gpu' does not run here on cuda:0 \({reason}\); choose one of auto"
+    ):
+        backends.explain_backend("triton_gpu", "cuda:0")
+
+
 def test_other_devices_use_plain_torch() -> None:
     assert backends.explain_backend("auto", "mps") == ("factored", "plain torch on mps")
 
@@ -148,4 +158,5 @@ print(backends.explain_backend("auto", "cuda:0"))
 
 def test_without_triton_auto_chooses_factored_on_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("('factored', 'triton is not installed;")
+    reason = "triton is not installed; it compiles the fused kernel: pip install 'quatsphere[gpu]'"
+    assert done.stdout == f"{('factored', reason)}\n"

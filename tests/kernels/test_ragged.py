@@ -295,7 +295,7 @@ def test_bad_rotations_and_masks_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"must have shape \(2, 7, 4, 4\) or \(2, 7, 4, 3, 4\): got \(7, 4, 4\)"):
         quaternion_attention(**leaves(), neighbours=table.expand(B, -1, -1), edge_rotation=torch.ones(T, 4, 4) / 2)
     with pytest.raises(ConfigError, match="a graph is neighbours"):
-        check_rotation(torch.ones(T, 4, 4) / 2, [table], H)  # type: ignore[arg-type]
+        check_rotation(torch.ones(T, 4, 4) / 2, [table], H)
     with pytest.raises(ConfigError, match=r"valid must be bool: got torch.int64"):
         check_table(table, table, T)
     with pytest.raises(ConfigError, match="valid belongs to neighbours"):

@@ -98,11 +98,13 @@ class FusedBackend(TorchBackend):
     """A backend with compiled kernels: no rules given as functions, no forward mode, no `torch.func`."""
 
     graphs: tuple[str, ...] = ("regular",)
-    missing = ""
-    """Message for when its compiler is not installed."""
 
     def installed(self) -> bool:
         """Return whether its compiler is installed."""
+        raise NotImplementedError
+
+    def missing(self) -> str:
+        """Message for when its compiler is not installed."""
         raise NotImplementedError
 
     def supports(self, device: str, *rules: Rule) -> str | None:
@@ -110,7 +112,7 @@ class FusedBackend(TorchBackend):
         if transformed():
             return "plain torch for torch.func and forward mode"
         if self.name not in BACKENDS:
-            return self.missing
+            return self.missing()
         return None if all(isinstance(rule, str) for rule in rules) else "plain torch for a rule given as a function"
 
 
@@ -119,11 +121,14 @@ class CpuBackend(FusedBackend):
 
     name, description = "numba_cpu", "fused loops for the CPU"
     graphs = ("regular", "ragged", "rotated")
-    missing = "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def installed(self) -> bool:
         """Return whether Numba is installed."""
         return cpu.available()
+
+    def missing(self) -> str:
+        """How to install Numba."""
+        return "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def supports_step(self, tokens: Tensor, base: Tensor) -> str | None:
         """One precision throughout, and no autocast."""
@@ -187,12 +192,17 @@ class GpuBackend(FusedBackend):
     """Triton's attention kernel, which reads narrow features as they are; all else is torch's."""
 
     name, description = "triton_gpu", "fused kernels for the GPU, equal to plain torch in a self-check"
-    missing = "triton is not installed; it compiles the fused kernel: pip install 'quatsphere[gpu]'"
     widens = False
 
     def installed(self) -> bool:
         """Return whether Triton is installed and torch was built for GPUs."""
         return gpu_attention.available()
+
+    def missing(self) -> str:
+        """How to install a torch for GPUs, without which Triton is of no use, or Triton."""
+        if not gpu_attention.built_for_gpus():
+            return "this torch was built without CUDA and ROCm; pytorch.org has builds for GPUs"
+        return "triton is not installed; it compiles the fused kernel: pip install 'quatsphere[gpu]'"
 
     def supports(self, device: str, *rules: Rule) -> str | None:
         """As for every fused backend, and the self-check of the device has to pass."""
@@ -238,10 +248,10 @@ def explain_backend(name: str, device: str = "cpu", *rules: Rule, graph: str = "
             reason = f"plain torch for a {graph} graph"
         return (FUSED[kind].name, FUSED[kind].description) if reason is None else (TORCH.name, reason)
     if name not in backends_on(device):
-        fused = {backend.name: backend for backend in FUSED.values()}
-        known = name in BACKENDS or name in fused
+        known = name in BACKENDS or name in {backend.name for backend in FUSED.values()}
         rule = f"backend {name!r} does not run here on {device}" if known else f"unknown backend {name!r}"
-        missing = f" ({fused[name].missing})" if name in fused and name not in BACKENDS else ""
+        own = FUSED.get(device.partition(":")[0])  # what a backend lacks matters on its own device only
+        missing = f" ({own.missing()})" if own is not None and own.name == name else ""
         raise ConfigError(f"{rule}{missing}; choose one of auto, {', '.join(backends_on(device))}")
     if isinstance(BACKENDS[name], FusedBackend):
         if transformed():

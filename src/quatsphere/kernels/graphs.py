@@ -131,8 +131,8 @@ def fold_samples(
     return [*(x.flatten(0, 1)[None] for x in tensors), graph], given
 
 
-def check_rotation(rotation: Tensor, graph: Graph, heads: int) -> None:
-    """Raise ConfigError unless these are unit quaternions, one per edge or one per edge and head."""
+def check_rotation(rotation: Tensor, graph: Any, heads: int) -> None:
+    """Raise ConfigError unless these are unit quaternions, one per edge or one per edge and head, of a graph."""
     edges = tuple(graph.shape) if isinstance(graph, Tensor) else tuple(_csr_pair(graph)[1].shape)
     shapes = (*edges, 4), (*edges, heads, 4)
     if tuple(rotation.shape) not in shapes:

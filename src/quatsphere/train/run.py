@@ -92,12 +92,16 @@ def precision_warning(precision: str, device: torch.device) -> str | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Shortest of five times for a product of matrices."""
-    matrix, seconds = torch.ones(256, 256, dtype=dtype), []
-    for _ in range(5):
-        start = time.perf_counter()
-        torch.mm(matrix, matrix)
-        seconds.append(time.perf_counter() - start)
+    """Shortest of five times for a product of matrices on one thread: several wait for each other on a busy machine."""
+    matrix, seconds, threads = torch.ones(256, 256, dtype=dtype), [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(5):
+            start = time.perf_counter()
+            torch.mm(matrix, matrix)
+            seconds.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
     return min(seconds)
 
 

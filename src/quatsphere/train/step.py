@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from quatsphere.config import OptimConfig, TrainConfig
+from quatsphere.geometry.sphere import directions
 from quatsphere.models import Model
 from quatsphere.optim import Optimisers, repel
 from quatsphere.train.batches import Batch
@@ -100,8 +101,12 @@ class OptimisationStep:
 
     def _require_directions(self) -> None:
         """Stop if a vertex has no direction: torch's gradient of a pixel sampled at NaN ends the process."""
+        if not self.positions:
+            return
         found = {name: p.detach() for name, p in self.positions.items()}
-        bad = first_not_finite((name, p / p.norm(dim=-1, keepdim=True)) for name, p in found.items())
+        if first_not_finite([("positions", directions(torch.cat(list(found.values()))))]) is None:  # all shells at once
+            return
+        bad = first_not_finite((name, directions(p)) for name, p in found.items())
         if bad is not None:
             finite = bool(found[bad].isfinite().all())
             raise BrokenNumber(bad, "has a vertex without a direction" if finite else "is not finite")

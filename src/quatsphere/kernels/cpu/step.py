@@ -66,8 +66,10 @@ def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
     parameters, masks, scales, modes = rest[:13], rest[13:15], rest[15:17], rest[17:]
     dropped = (masks[0] is not None, masks[1] is not None)
     inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights = parameters
-    used_in_place = [x for x in (inner, source, target, neighbours, indices) if x is not None]
-    copied = [x for x in (weight, bias, bounds, beta, gate, mix_weights, up, down) if x is not None]
+    arrays = [x for x in (source, target, neighbours, indices) if x is not None]
+    used_in_place = [x for x in arrays if x.is_contiguous()]  # of the others `flat` makes a copy
+    copied = [x for x in (inner, weight, bias, bounds, beta, gate, mix_weights, up, down) if x is not None]
+    copied += [x for x in arrays if not x.is_contiguous()]
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in used_in_place)
     key = (places, gate is None, tokens.shape, tokens.dtype, dropped, scales, modes)
     arguments = argument_cache.get(key, copied, lambda: _arguments(tokens, parameters, dropped, scales, modes))

@@ -21,10 +21,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton runs its kernels in Python, on CPU tensors (slow, for tests). Triton reads the variable at import."""
 
 
+def built_for_gpus() -> bool:
+    """Return True if torch was built for GPUs (or Triton interprets)."""
+    return bool(torch.version.cuda or torch.version.hip or INTERPRETED)
+
+
 def available() -> bool:
     """Return True if Triton is installed and torch was built for GPUs (or Triton interprets)."""
-    built = torch.version.cuda or torch.version.hip or INTERPRETED
-    return bool(built) and importlib.util.find_spec("triton") is not None
+    return built_for_gpus() and importlib.util.find_spec("triton") is not None
 
 
 def quaternion_attention(inputs: AttentionInputs) -> Tensor:

@@ -21,27 +21,36 @@ function tapsOf(size, start, length, outputs) {
 
 const clamped = (value) => Math.max(0, Math.min(255, Math.round(value)));
 
+// Weighted sums along one side of levels: `lines` lines that are `apart` values apart, with `step` from pixel to pixel.
+function squeezed(levels, taps, step, lines, apart, out, outStep, outApart) {
+  for (let line = 0; line < lines; line++) {
+    taps.forEach(({ first, weights }, i) => {
+      let sum = 0;
+      for (let n = 0; n < weights.length; n++) sum += weights[n] * levels[line * apart + (first + n) * step];
+      out[line * outApart + i * outStep] = clamped(sum);
+    });
+  }
+  return out;
+}
+
+// Pillow 13 resizes columns first if that removes more than twice as many rows as columns; before, rows were always first.
+const columnsFirst = (width, height, side) => meta.columnsFirst && height - side > 2 * Math.max(0, width - side);
+
 // RGBA data (rows of `width` pixels) -> levels (3, side, side) of the part that starts at (left, top).
 function resized(data, width, height, { left, top, across, down }, side) {
   const columns = tapsOf(width, left, across, side);
   const rows = tapsOf(height, top, down, side);
   const out = new Uint8Array(3 * side * side);
   for (let c = 0; c < 3; c++) {
-    const narrow = new Float64Array(height * side);
-    for (let y = 0; y < height; y++) {
-      columns.forEach(({ first, weights }, x) => {
-        let sum = 0;
-        for (let n = 0; n < weights.length; n++) sum += weights[n] * data[4 * (y * width + first + n) + c];
-        narrow[y * side + x] = clamped(sum);
-      });
+    const levels = data.subarray(c);
+    const plane = out.subarray(c * side * side, (c + 1) * side * side);
+    if (columnsFirst(width, height, side)) {
+      const low = squeezed(levels, rows, 4 * width, width, 4, new Uint8Array(side * width), width, 1);
+      squeezed(low, columns, 1, side, width, plane, 1, side);
+    } else {
+      const narrow = squeezed(levels, columns, 4, height, 4 * width, new Uint8Array(height * side), 1, side);
+      squeezed(narrow, rows, side, side, 1, plane, side, 1);
     }
-    rows.forEach(({ first, weights }, y) => {
-      for (let x = 0; x < side; x++) {
-        let sum = 0;
-        for (let n = 0; n < weights.length; n++) sum += weights[n] * narrow[(first + n) * side + x];
-        out[(c * side + y) * side + x] = clamped(sum);
-      }
-    });
   }
   return out;
 }
