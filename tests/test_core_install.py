@@ -54,7 +54,6 @@ MISSING = (
     ("study", ["study", "claims", "--results", RESULTS]),
     ("track", ["train", "--preset", "demo", "--run-dir", "x", "--train.tensorboard", "true"]),
     ("fast", ["train", "--preset", "demo", "--run-dir", "x", "--model.backend", "numba_cpu"]),
-    ("gpu", ["train", "--preset", "demo", "--run-dir", "x", "--model.backend", "triton_gpu"]),
     ("export", ["export", "digits-qsv", "--to", "onnx", "-o", "x.onnx"]),
     ("hub", ["predict", "photo.png", "--model", "hf://owner/name"]),
     ("hub", ["pack", "digits-qsv", "-o", "x", "--push", "owner/name"]),
