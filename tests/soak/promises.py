@@ -1,7 +1,7 @@
 """Promises: functions that try something many times and count how often it survived.
 
 A promise takes its `Trials`, makes about `trials.count` attempts inside `with trials.one():`, and returns. The runner
-calls each in a process of its own.
+calls each in a separate process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command of the soak: run promises, each in a process of its own, and print `promise | tried | survived`.
+"""Command of the soak: run promises, each in a separate process, and print `promise | tried | survived`.
 
 Finished rows are stored in a state file; the next start at the same commit skips them.
 """

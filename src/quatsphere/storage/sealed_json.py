@@ -1,7 +1,7 @@
 """JSON files that hold their own SHA-256, and checks of the types of their fields.
 
 A sealed file has the field `sha256`: the digest of its text with 64 zeros in that place. Files older than their seal
-are read too. Whoever reads a file checks its fields once, against a shape, so that no later code meets a foreign type.
+are read too. Fields are checked once, against a shape, when a file is read, so that no later code meets a foreign type.
 """
 
 from __future__ import annotations
