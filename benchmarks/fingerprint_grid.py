@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
+    options.runs.mkdir(parents=True, exist_ok=True)
     for start, repulsion, diversity in itertools.product(START, REPULSION, DIVERSITY):
         run = options.runs / f"{diversity}-{repulsion}-{start}"
         pairs, coefficient = DIVERSITY[diversity]
