@@ -1,4 +1,4 @@
-"""State of this process: standard streams, memory allocator, the time spent compiling kernels, plugins."""
+"""State of this process: standard streams, memory allocator, its end, the time spent compiling kernels, plugins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from quatsphere.errors import ConfigError
+from quatsphere.errors import ConfigError, QuatsphereError
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Parameters of `mallopt`, from glibc's malloc.h."""
@@ -53,6 +53,10 @@ def discard_stderr() -> None:
     """Connect stderr to the null device, so that what is left in its buffer cannot fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+end_process: Callable[[QuatsphereError], None] | None = None
+"""Prints an error and ends the process at once, from any thread; None where the process is not the command's."""
 
 
 class Compilation:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +16,14 @@ import pytest
 import torch
 from helpers.tiny_runs import Process, as_words, command, has_step, tiny_config, trace_of
 
+from quatsphere import runtime
 from quatsphere.cli import main
 from quatsphere.config import RunConfig
 from quatsphere.errors import QuatsphereError
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_last_good
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.train import Progress, Reporter, ResumeOptions, train
+from quatsphere.train import Progress, Reporter, ResumeOptions, resources, train, trainer
 from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team
 from quatsphere.train.resources import Interrupted, StopSwitch, stop_switch
@@ -199,10 +202,10 @@ def test_signal_while_testing_saves_nothing(tmp_path: Path) -> None:
     settings = fit_to_data(settings, dataset)
     stop = StopSwitch()
     context = RunContext(RunFolder(tmp_path / "run"), Team(), torch.device("cpu"), Reporter(), stop)
-    trainer = Trainer(settings, dataset, build_model(settings.model, seed=5), context)
+    stopped_trainer = Trainer(settings, dataset, build_model(settings.model, seed=5), context)
     stop.signal_number = signal.SIGTERM
     with pytest.raises(Interrupted) as stopped:
-        trainer.test()
+        stopped_trainer.test()
     assert stopped.value.exit_code == 143
     assert trace_of(tmp_path / "run") == before
 
@@ -237,6 +240,84 @@ def test_libraries_cannot_swallow_a_signal() -> None:
 
     with pytest.raises(Interrupted):
         work()
+
+
+class Dropped:
+    """Object whose finaliser gets a signal: Python drops what is raised there."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def in_a_finaliser() -> None:
+    Dropped()
+    time.sleep(60)
+
+
+def in_a_long_call() -> None:
+    """Stand in for the compiler: one call in C, without the interpreter's lock, during which no handler runs."""
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
+
+
+@pytest.mark.parametrize("compile_kernels", [in_a_finaliser, in_a_long_call])
+def test_compiler_cannot_keep_a_command_alive(compile_kernels: Callable[[], None], tmp_path: Path) -> None:
+    """Compilations before the first step have nothing to save; the command ends without the main thread."""
+
+    def work() -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "fit", lambda self: compile_kernels())
+            patch.setattr(resources, "FORCE_SECONDS", 0.5)
+            patch.setattr(sys, "argv", ["quatsphere", *as_words(config(), tmp_path / "run")])
+            return main()
+
+    start = time.monotonic()
+    process = Process(work, tmp_path / "log")
+    assert process.wait() == 143, process.text
+    assert time.monotonic() - start < 30
+    assert "nothing is lost" in process.text
+    assert command(config(), tmp_path / "run", "--resume").wait() == 0
+
+
+def test_compiler_in_validation_cannot_delay_a_stop(trace: dict[str, Any], tmp_path: Path) -> None:
+    """The first trace of a model compiles kernels; the steps of the epoch are saved first."""
+    run = tmp_path / "run"
+
+    def work() -> int:
+        def compile_kernels(*_: object) -> dict[str, Any]:
+            (tmp_path / "sign").touch()
+            time.sleep(60)
+            return {}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "measure_routing", compile_kernels)
+            return main(as_words(config(), run))
+
+    process = Process(work, tmp_path / "log")
+    process.wait_until((tmp_path / "sign").exists)
+    start = time.monotonic()
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.text
+    assert time.monotonic() - start < 30
+    assert "saved; continue with" in process.text
+    assert main(["train", f"--run-dir={run}", "--resume"]) == 0
+    assert trace_of(run) == trace
+
+
+def test_signal_of_a_forked_child_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child inherits the handlers and the pipe of the parent."""
+    ended: list[QuatsphereError] = []
+    monkeypatch.setattr(runtime, "end_process", ended.append)
+    monkeypatch.setattr(resources, "FORCE_SECONDS", 0.1)
+    with stop_switch():
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        time.sleep(0.5)
+    assert not ended
 
 
 @pytest.mark.slow

@@ -173,6 +173,13 @@ class CompileNotice:
 compile_notice = CompileNotice()
 
 
+def remove_bars() -> None:
+    """Remove all bars and spinners, which also shows the cursor again."""
+    compile_notice(begins=False)
+    for bars in list(Bars.shown):
+        bars.stop()
+
+
 class Ticker:
     """Progress bar of a countable task; call it with (done, total)."""
 

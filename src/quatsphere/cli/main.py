@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import quatsphere
+from quatsphere import runtime
 from quatsphere.errors import ConfigError, QuatsphereError, ResourceError, did_you_mean
 from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugins, open_streams, print_stderr
 
@@ -39,6 +40,7 @@ def main(words: list[str] | None = None) -> int:
     """Run a verb; every failure is one line on stderr and an exit code."""
     if words is None:
         disable_malloc_trimming()
+        runtime.end_process = _end_process
         words = sys.argv[1:]
     open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -66,6 +68,14 @@ def watch_compilation(begins: bool) -> None:
     from quatsphere.cli.console import compile_notice
 
     compile_notice(begins)
+
+
+def _end_process(error: QuatsphereError) -> None:
+    """Remove the bars from the terminal, print an error and end the process, whatever its threads are doing."""
+    from quatsphere.cli.console import remove_bars
+
+    remove_bars()
+    os._exit(_fail(error, error.exit_code, debug=False))
 
 
 def take_plugins(words: list[str]) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from quatsphere import runtime
 from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.models import Model
 from quatsphere.models.lattice import LatticeModel
@@ -72,6 +74,10 @@ def _estimate_text(model: Model, batch: int) -> str:
 
 # Signals: the first SIGINT or SIGTERM finishes the step and saves, a second SIGINT stops at once.
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FORCE_SECONDS = 3.0
+"""Time that the main thread has to obey a signal before the process is ended from another thread."""
+
 
 class Interrupted(QuatsphereError):
     """The user or the system stopped the run; finished steps are saved."""
@@ -81,7 +87,7 @@ class Interrupted(QuatsphereError):
         self.exit_code = 128 + number
 
 
-class _StopNow(BaseException):
+class StopNow(BaseException):
     """Raised by the signal handler; a BaseException, so that no library's `except Exception` swallows it."""
 
     def __init__(self, number: int) -> None:
@@ -89,24 +95,37 @@ class _StopNow(BaseException):
 
 
 class StopSwitch:
-    """Signal handler that raises at once as long as there is no work to save, and later stores the signal."""
+    """Signal handler that stores the signal for the training loop and, where no state can be torn, raises at once."""
 
     def __init__(self) -> None:
         self.signal_number = 0
         """Number of the signal to stop, 0 for none; the training loop reads it."""
-        self.deferred = False
+        self.raises = True
+        """Whether a signal raises StopNow: as long as there is no work to save, and in `interruptible`."""
+        self.has_work = False
+        """Whether a step has been taken, which must be saved before the process ends."""
 
     def defer(self) -> None:
         """From now on store signals for the training loop: there is work to save."""
-        self.deferred = True
+        self.raises, self.has_work = False, True
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Raise StopNow at once in this block, which changes nothing that is saved but may compile kernels."""
+        before, self.raises = self.raises, True
+        try:
+            yield
+        finally:
+            self.raises = before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if not self.deferred:
-            raise _StopNow(number)
-        if self.signal_number == signal.SIGINT == number:
-            raise KeyboardInterrupt
+        again = self.signal_number == signal.SIGINT == number
         self.signal_number = number
+        if again and self.has_work:
+            raise KeyboardInterrupt
+        if self.raises:
+            raise StopNow(number)
 
 
 @contextmanager
@@ -116,16 +135,54 @@ def stop_switch() -> Iterator[StopSwitch]:
     if threading.current_thread() is not threading.main_thread():
         yield switch
         return
-    handlers = {signal.SIGINT: switch, signal.SIGTERM: switch}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers = {number: signal.signal(number, switch) for number in STOP_SIGNALS}
     if hasattr(signal, "SIGHUP"):
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        yield switch
-    except _StopNow as stop:
-        raise Interrupted(
-            "stopped before the first step of this start, so nothing is lost; continue with --resume", stop.number
-        ) from None
+        with _enforced(switch):
+            yield switch
+    except StopNow as stop:
+        raise _nothing_lost(stop.number) from None
     finally:
-        for number, old in before.items():
+        for number, old in handlers.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def _nothing_lost(number: int) -> Interrupted:
+    return Interrupted(
+        "stopped before the first step of this start, so nothing is lost; continue with --resume", number
+    )
+
+
+@contextmanager
+def _enforced(switch: StopSwitch) -> Iterator[None]:
+    """End the process if a signal has had no effect after `FORCE_SECONDS` and there is no work to save.
+
+    Python calls a handler in the main thread between two instructions: not before a call into the compiler returns,
+    and if that is inside a finaliser, what the handler raises is dropped. The number of a signal is therefore also
+    written to a pipe, by Python's part in C at once, and read by another thread. Processes that belong to a caller
+    of `train` are never ended.
+    """
+    end_process = runtime.end_process
+    if end_process is None:
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    obeyed = threading.Event()
+
+    def watch() -> None:
+        with open(reader, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] in STOP_SIGNALS and not obeyed.wait(FORCE_SECONDS) and not switch.has_work:
+                    end_process(_nothing_lost(number[0]))
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: obeyed.is_set() or signal.set_wakeup_fd(-1))  # its signals are not ours
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        obeyed.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -27,7 +28,7 @@ from quatsphere.train.batches import Batch, Batches
 from quatsphere.train.checkpointing import CheckpointSaver, RunContext, require_sound, restore_weights, take_snapshot
 from quatsphere.train.evaluation import evaluate, predict_logits
 from quatsphere.train.reporting import Progress
-from quatsphere.train.resources import Interrupted
+from quatsphere.train.resources import Interrupted, StopNow
 from quatsphere.train.step import BrokenNumber, OptimisationStep, StepOutput
 
 MONITORED_IMAGES = 256
@@ -102,8 +103,7 @@ class Trainer:
         self.update_clock()
         speed = progress.sums["images"] / max(1e-9, progress.seconds - progress.epoch_start)
         self.context.team.broadcast_buffers(self.model.buffers())
-        accuracy = self.validate()
-        monitored: dict[str, Any] = measure_routing(self.model, self.monitored_images())
+        accuracy, monitored = self.measure()
         monitored["field_motion"] = field_motion(auxiliary.fields, auxiliary.previous)
         self.context.stop.defer()
         auxiliary.store_fields()
@@ -116,6 +116,20 @@ class Trainer:
         self.stop_if_requested()
 
     # Evaluation.
+
+    def measure(self) -> tuple[float, dict[str, Any]]:
+        """Validation accuracy and routing of the model; a signal stops a single process at once, also in a compilation.
+
+        Several processes must finish together what they have begun.
+        """
+        stop = self.context.stop
+        try:
+            with stop.interruptible() if self.context.team.world == 1 else nullcontext():
+                return self.validate(), measure_routing(self.model, self.monitored_images())
+        except StopNow:
+            if stop.has_work:
+                self.stop_if_requested()
+            raise
 
     def validate(self) -> float:
         """Accuracy on the validation images, split among the processes; a single process may be interrupted."""
