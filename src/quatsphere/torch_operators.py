@@ -43,6 +43,7 @@ class Operator:
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorator for the function that returns empty tensors of the result's shapes."""
+        self.fake = function
         torch.library.register_fake(self.name, function, lib=_LIBRARY)
         return function
 

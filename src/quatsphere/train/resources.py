@@ -7,17 +7,18 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quatsphere import runtime
 from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.models import Model
 from quatsphere.models.lattice import LatticeModel
+from quatsphere.torch_operators import OPERATORS
 
 # Memory.
 
@@ -25,8 +26,8 @@ from quatsphere.models.lattice import LatticeModel
 def estimate_bytes(model: Model, batch: int) -> int:
     """Memory of a training step: parameters with gradients and moments, and the tensors saved for the backward pass.
 
-    Saved tensors are counted with torch's hooks on a forward pass of fake tensors, which have shapes and no values:
-    nothing is computed and no kernel is compiled. Temporary tensors are not included.
+    Saved tensors are counted with torch's hooks on a forward pass of one image in which the fused kernels compute
+    nothing and are not compiled. Temporary tensors are not included.
     """
     config = model.config
     device = next(model.parameters()).device
@@ -39,15 +40,29 @@ def estimate_bytes(model: Model, batch: int) -> int:
         return tensor
 
     if isinstance(model, LatticeModel):
-        model.layout.refresh()  # graphs follow from the values of positions, which fake tensors lack
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        # autograd saves some parameters as they are and others as their fakes
-        own = [copy for t in chain(model.parameters(), model.buffers()) for copy in (t, mode.from_tensor(t))]
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            model(torch.zeros(shape, device=device))
+        model.layout.refresh()  # a graph that is made during the pass would count
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # statistics of batches change
+    own = [*model.parameters(), *buffers.values()]
+    with _EmptyResults(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        torch.func.functional_call(model, buffers, torch.zeros(shape, device=device))
     constant = {tensor.untyped_storage()._cdata for tensor in own}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return 4 * weights + batch * sum(size for storage, size in saved.items() if storage not in constant)
+
+
+class _EmptyResults(TorchDispatchMode):
+    """Operators of this package return uninitialised tensors of the right shapes.
+
+    `FakeTensorMode` does so for all operators, but imports torch's compiler, which takes longer than everything else.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports the compiler, too
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operator = OPERATORS.get(func.name())
+        return func(*args, **(kwargs or {})) if operator is None else operator.fake(*args)
 
 
 @contextmanager
