@@ -20,7 +20,7 @@ from quatsphere.cli.main import main
 from quatsphere.export import files
 from quatsphere.export.frozen import FrozenModel
 from quatsphere.storage.atomic import sha256_file
-from quatsphere.storage.step_folder import WEIGHTS, step_name
+from quatsphere.storage.checkpoint import WEIGHTS, step_name
 
 ALONE = """
 import json, sys, torch

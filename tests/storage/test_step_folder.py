@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from quatsphere.errors import CheckpointError
-from quatsphere.storage import step_folder
-from quatsphere.storage.step_folder import (
+from quatsphere.storage.checkpoint import (
     MANIFEST,
     STATE,
     WEIGHTS,
@@ -22,6 +21,8 @@ from quatsphere.storage.step_folder import (
     StepFolder,
     read_step,
     seal,
+    step_name,
+    step_of,
     unseal,
     write_step,
 )
@@ -177,10 +178,10 @@ def test_meta_that_json_would_change_is_refused(tmp_path: Path, meta: dict[str, 
 
 
 def test_step_names() -> None:
-    assert step_folder.step_name(1200) == "step-001200"
-    assert step_folder.step_of("step-1234567") == 1234567
+    assert step_name(1200) == "step-001200"
+    assert step_of("step-1234567") == 1234567
     for other in ("step-12", "step-001200.tmp.5", "last", "step-00120x", "step-001200\n", ""):
-        assert step_folder.step_of(other) is None
+        assert step_of(other) is None
 
 
 def test_manifest_is_readable_json(path: Path) -> None:

@@ -21,7 +21,7 @@ from quatsphere.data.load import DIGITS
 from quatsphere.errors import ConfigError, DataError
 from quatsphere.models import build_model
 from quatsphere.train import Reporter, train
-from quatsphere.train.initial_weights import start_from
+from quatsphere.train.load import start_from
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -19,8 +19,8 @@ from helpers.tiny_runs import tiny_config
 from quatsphere.config import RunConfig
 from quatsphere.errors import ConfigError
 from quatsphere.storage.run_folder import RunFolder
-from quatsphere.train import tracking, train
-from quatsphere.train.tracking import open_tracker
+from quatsphere.train import reporting, train
+from quatsphere.train.reporting import Writer, open_tracker
 
 BLOCK = 32768
 Curves = dict[str, list[tuple[int, float]]]
@@ -112,24 +112,21 @@ def test_a_resumed_run_continues_its_curves(tracker: str, tmp_path: Path) -> Non
         opened = open_tracker(config, run, start, pytest.fail)
         opened.log({"step": start + 4, "train": {"loss": 1.0 / (start + 1)}})
         opened.close()
-        identities.append(json.loads((run.path / tracking.IDENTITY).read_text()))
+        identities.append(json.loads((run.path / reporting.IDENTITY).read_text()))
     assert identities[0] == identities[1]
     assert REAL[tracker][1](run.path)["train/loss"] == [(4, 1.0), (8, 0.2)]
     open_tracker(config, run, 0, pytest.fail).close()
-    assert json.loads((run.path / tracking.IDENTITY).read_text()) != identities[0]
+    assert json.loads((run.path / reporting.IDENTITY).read_text()) != identities[0]
 
 
 def test_a_failing_tracker_costs_a_note_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        def __init__(self, config: RunConfig, run: RunFolder, step: int) -> None:
-            pass
+    def fail(*_: Any) -> None:
+        raise ConnectionError("the server\nis away")
 
-        def write(self, step: int, scalars: dict[str, float]) -> None:
-            raise ConnectionError("the server\nis away")
+    def open_failing(config: RunConfig, run: RunFolder, step: int) -> Writer:
+        return fail, fail
 
-        close: Any = write
-
-    monkeypatch.setitem(tracking.WRITERS, "tensorboard", Failing)
+    monkeypatch.setitem(reporting.WRITERS, "tensorboard", open_failing)
     notes: list[str] = []
     opened = open_tracker(tiny_config(track="tensorboard"), RunFolder(tmp_path), 0, notes.append)
     opened.log({"step": 1})
@@ -138,7 +135,7 @@ def test_a_failing_tracker_costs_a_note_and_not_the_run(tmp_path: Path, monkeypa
     assert notes == ["tensorboard failed (the server is away); training continues, metrics.jsonl has the numbers"]
 
 
-@pytest.mark.parametrize(("name", "module", "extra"), [(n, m, e) for n, (m, _, e) in tracking.PACKAGES.items()])
+@pytest.mark.parametrize(("name", "module", "extra"), [(n, m, e) for n, (m, _, e) in reporting.PACKAGES.items()])
 def test_a_missing_package_is_one_line_before_the_run(
     name: str, module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +150,6 @@ def test_a_tracker_that_cannot_start_is_one_line(tmp_path: Path, monkeypatch: py
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no key\nfound")
 
-    monkeypatch.setitem(tracking.WRITERS, "wandb", refuse)
+    monkeypatch.setitem(reporting.WRITERS, "wandb", refuse)
     with pytest.raises(ConfigError, match=r"cannot start \(no key found\); log in with 'wandb login', or set WANDB"):
         open_tracker(tiny_config(track="wandb"), RunFolder(tmp_path), 0, pytest.fail)

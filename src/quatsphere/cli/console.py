@@ -18,8 +18,8 @@ from rich.table import Table
 
 from quatsphere.runtime import compilation, discard_stderr, working_time
 from quatsphere.storage.run_folder import print_note as note
-from quatsphere.train.forecast import VALIDATION
 from quatsphere.train.reporting import Progress, Reporter
+from quatsphere.train.resources import VALIDATION
 
 if TYPE_CHECKING:
     from quatsphere.data import Dataset

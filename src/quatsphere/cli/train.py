@@ -102,7 +102,7 @@ def base_settings(args: argparse.Namespace) -> Layer | None:
     given = {key: value for key, value in given.items() if value.lower() not in NONE_WORDS}
     settings = {} if args.preset or args.config else own_images(given)
     if given.get("train.init"):
-        from quatsphere.train.initial_weights import initial_settings
+        from quatsphere.train.load import initial_settings
 
         start = initial_settings(given["train.init"])
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")} | start

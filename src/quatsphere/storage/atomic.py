@@ -142,6 +142,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def new_folder(temporary: Path, files: dict[str, bytes]) -> Iterator[None]:
+    """Write a folder of files that are on the disk; the block renames it, and after any failure it is removed."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        for name, data in files.items():
+            write_durable(temporary / name, data)
+        sync_folder(temporary)
+        yield
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder; if the process is killed meanwhile, a leftover remains and no incomplete folder."""
     renamed = folder.with_name(f".{folder.name}.tmp.{os.getpid()}")
@@ -182,7 +197,7 @@ def _is_writing(name: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # alive, and another user's
-        return True
+        pass
     return True
 
 

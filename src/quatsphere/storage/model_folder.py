@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import quatsphere
 from quatsphere.errors import CheckpointError, ConfigError, did_you_mean, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
-from quatsphere.storage.sealed_json import seal, unseal
+from quatsphere.storage.sealed_json import describe_files, seal, unseal
 
 MODEL_FORMAT = 1
 """Increased when a file changes its meaning; newer formats are refused."""
@@ -68,15 +67,8 @@ def shipped_model(name: str) -> Path:
 
 def seal_config(fields: dict[str, Any], weights: bytes, preprocessing: bytes) -> bytes:
     """Text of `config.json`: `fields` with format, version and hashes."""
-    files = {MODEL_WEIGHTS: weights, PREPROCESSING: preprocessing}
-    return seal(
-        {
-            "format": MODEL_FORMAT,
-            "quatsphere": quatsphere.__version__,
-            **fields,
-            "files": {name: {"size": len(data), "sha256": sha256_bytes(data)} for name, data in files.items()},
-        }
-    )
+    files = describe_files({MODEL_WEIGHTS: weights, PREPROCESSING: preprocessing})
+    return seal({"format": MODEL_FORMAT, "quatsphere": quatsphere.__version__, **fields, "files": files})
 
 
 def write_model_folder(path: Path, files: dict[str, bytes], *, overwrite: bool = False) -> None:
@@ -88,19 +80,11 @@ def write_model_folder(path: Path, files: dict[str, bytes], *, overwrite: bool =
         cure = "pass --overwrite or choose another" if is_model_folder(path) else "choose another"
         raise ConfigError(f"{printable(path)} exists; {cure}")
     temporary = parent / f".{path.name}.new.tmp.{os.getpid()}"  # `remove_folder` uses the name without `new`
-    with atomic.disk_errors("model", parent, sum(map(len, files.values())), "free some space"):
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir()
-            for name, data in files.items():
-                atomic.write_durable(temporary / name, data)
-            atomic.sync_folder(temporary)
-            if path.exists():
-                atomic.remove_folder(path)
-            atomic.rename_durably(temporary, path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    needed = sum(map(len, files.values()))
+    with atomic.disk_errors("model", parent, needed, "free some space"), atomic.new_folder(temporary, files):
+        if path.exists():
+            atomic.remove_folder(path)
+        atomic.rename_durably(temporary, path)
 
 
 def read_model_config(path: Path) -> dict[str, Any]:

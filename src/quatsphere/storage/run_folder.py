@@ -15,10 +15,10 @@ from quatsphere.errors import CheckpointError, ConfigError, ResourceError
 from quatsphere.runtime import print_stderr
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular
+from quatsphere.storage.checkpoint import finish_replacements
 from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.sealed_json import misfit, read_sealed, write_sealed
-from quatsphere.storage.step_folder import finish_replacements
 
 _LOCK = ".lock"
 _LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")

@@ -35,6 +35,11 @@ def _indented(fields: dict[str, Any]) -> str:
     return json.dumps(fields, indent=2, allow_nan=False) + "\n"
 
 
+def describe_files(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Size and digest of each file, as the sealed file beside them lists them."""
+    return {name: {"size": len(data), "sha256": sha256_bytes(data)} for name, data in files.items()}
+
+
 def write_sealed(path: Path, fields: dict[str, Any]) -> None:
     """Replace the content of `path` by the sealed fields atomically; numbers that are not finite become null."""
     write_bytes(path, seal(finite(fields)))

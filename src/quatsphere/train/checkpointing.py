@@ -22,10 +22,9 @@ from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.sealed_json import misfit, natural
 from quatsphere.train.distributed import Team
 from quatsphere.train.provenance import numeric_environment
-from quatsphere.train.reporting import Progress, Reporter
+from quatsphere.train.reporting import Progress, Reporter, Tracker
 from quatsphere.train.resources import Interrupted, StopSwitch
 from quatsphere.train.step import BrokenNumber, first_not_finite
-from quatsphere.train.tracking import Tracker
 
 if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer

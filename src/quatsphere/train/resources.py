@@ -1,14 +1,15 @@
-"""External limits: memory that runs out, and signals that stop a run."""
+"""Memory and time of a run, estimated before it starts; memory that runs out; signals that stop a run."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,19 @@ from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.models import Model
 from quatsphere.models.lattice import LatticeModel
 from quatsphere.torch_operators import OPERATORS
+from quatsphere.train.step import OptimisationStep
 
-# Memory.
+if TYPE_CHECKING:
+    from quatsphere.train.trainer import Trainer
+
+TIMED_STEPS = 2
+"""Steps that are timed; one before them compiles kernels and is not counted."""
+VALIDATION = 1 / 3
+"""Cost of a validation image relative to a training image: a forward pass without its gradient."""
+PIXEL_SAMPLES = 25
+"""Points that a vertex samples of the image."""
+
+# Memory and time.
 
 
 def estimate_bytes(model: Model, batch: int) -> int:
@@ -63,6 +75,42 @@ class _EmptyResults(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = OPERATORS.get(func.name())
         return func(*args, **(kwargs or {})) if operator is None else operator.fake(*args)
+
+
+def estimate_run(trainer: Trainer) -> dict[str, Any]:
+    """`bytes` of a step, `seconds` of the run (all epochs with validation), `samples` and `pixels` of an image.
+
+    A copy of the model takes three steps on the first batch; the trainer and torch's generators are left as they are.
+    """
+    config, dataset = trainer.config, trainer.dataset
+    model: Any = config.model
+    images = trainer.dataset.train.images
+    share = len(dataset.val) / max(1, len(dataset.train))
+    return {
+        "bytes": estimate_bytes(trainer.model, config.train.batch_size),
+        "seconds": _step_seconds(trainer) * trainer.total_steps * (1 + VALIDATION * share),
+        "epochs": config.train.epochs,
+        "side": images.shape[-1],
+        "samples": PIXEL_SAMPLES * getattr(model, "base_vertices", 0),
+        "vertices": getattr(model, "base_vertices", 0),
+        "shells": getattr(model, "shells", 0),
+        "pixels": images.shape[-1] * images.shape[-2],
+    }
+
+
+def _step_seconds(trainer: Trainer) -> float:
+    """Mean time of a step, augmentation included."""
+    config, device = trainer.config, trainer.context.device
+    with torch.random.fork_rng(devices=[]):
+        step = OptimisationStep(
+            copy.deepcopy(trainer.model).train(), config.train, config.optim, trainer.total_steps, device=device
+        )
+        times = []
+        for number in range(1 + TIMED_STEPS):
+            start = runtime.working_time()
+            step(trainer.batches.batch(0, 0, device), config.train.batch_size, number)
+            times.append(runtime.working_time() - start)
+    return sum(times[1:]) / TIMED_STEPS
 
 
 @contextmanager

@@ -24,15 +24,12 @@ from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.storage.atomic import require_space, write_json
-from quatsphere.storage.checkpoint import Checkpoint, load_last_good
+from quatsphere.storage.checkpoint import Checkpoint, load_last_good, steps_in
 from quatsphere.storage.run_folder import RunFolder, free_folder
 from quatsphere.storage.safe_yaml import write_yaml
-from quatsphere.storage.step_folder import steps_in
 from quatsphere.train.checkpointing import RunContext, checkpoint_misfit, restore_trainer
 from quatsphere.train.distributed import Team, join_team
 from quatsphere.train.evaluation import pack_indices
-from quatsphere.train.forecast import estimate_run
-from quatsphere.train.initial_weights import start_from
 from quatsphere.train.provenance import (
     commit,
     environment,
@@ -42,9 +39,8 @@ from quatsphere.train.provenance import (
     resolve_threads,
     versions,
 )
-from quatsphere.train.reporting import GuardedReporter, Reporter
-from quatsphere.train.resources import memory_errors, stop_switch
-from quatsphere.train.tracking import open_tracker, require_tracker
+from quatsphere.train.reporting import GuardedReporter, Reporter, open_tracker, require_tracker
+from quatsphere.train.resources import estimate_run, memory_errors, stop_switch
 from quatsphere.train.trainer import Trainer
 
 KNOWN_DATA = ("digits", "cifar10", "cifar100")
@@ -247,6 +243,8 @@ def _make_trainer(config: RunConfig, context: RunContext, data: Any = None) -> T
     config = fit_to_data(config, dataset)
     model = build_model(config.model, seed=config.train.seed)
     if config.train.init is not None and not steps_in(context.run.checkpoints):
+        from quatsphere.train.load import start_from  # which imports this module
+
         start_from(model, config.train.init, dataset.classes, note)
     return Trainer(config, dataset, model, context)
 
