@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from helpers.data_files import save_image
 from PIL import Image
 
 from quatsphere.data import decode
-from quatsphere.data.decode import ImageFile, decode_files
+from quatsphere.data.decode import DecodedFiles
 from quatsphere.errors import DataError
 
 TIMEOUT = 1.5
@@ -46,11 +47,15 @@ def grey_png(level: int) -> bytes:
     return save_image(Image.new("RGB", (4, 4), (level, level, level)))
 
 
-def files_with(special: bytes, at: int, count: int = 300) -> list[ImageFile]:
+def files_with(special: bytes, at: int, count: int = 300) -> dict[str, bytes]:
     """Grey images, file i with level i modulo 256, and one file with special content."""
     blobs = [grey_png(i % 256) for i in range(count)]
     blobs[at] = special
-    return [ImageFile(f"train/cat/{i}.png", lambda blob=blob: blob) for i, blob in enumerate(blobs)]  # type: ignore[misc]
+    return {f"train/cat/{i}.png": blob for i, blob in enumerate(blobs)}
+
+
+def decode_files(files: dict[str, bytes], size: int, **options: Any) -> DecodedFiles:
+    return decode.decode_files(list(files), files.__getitem__, size, **options)
 
 
 @pytest.fixture
@@ -95,12 +100,14 @@ def test_no_files() -> None:
 
 
 def test_unreadable_and_bad_files_are_listed_and_not_fatal() -> None:
-    def fail() -> bytes:
-        raise DataError("cannot read it")
-
     files = files_with(b"text", 5)
-    files[9] = ImageFile("train/cat/9.png", fail)
-    decoded = decode_files(files, 4)
+
+    def read(name: str) -> bytes:
+        if name == "train/cat/9.png":
+            raise DataError("cannot read it")
+        return files[name]
+
+    decoded = decode.decode_files(list(files), read, 4)
     assert decoded.bad == {5: "not a PNG, JPEG or WebP image", 9: "cannot read it"}
     assert np.array_equal(decoded.images[10, 0], np.full((4, 4), 10))
 

@@ -78,13 +78,12 @@ def read_pickle(data: bytes, path: Path) -> None:
 
 
 def read_zip(data: bytes, path: Path) -> None:
-    from quatsphere.data.archives import SafeZip
+    from quatsphere.data.archives import ZipTree
 
     path.write_bytes(data)
-    archive = SafeZip(path)
+    archive = ZipTree(path)
     for name in archive.names[:5]:
-        archive.read(name, 1 << 20)
-    archive.close()
+        archive.read(name)
 
 
 def read_tar(data: bytes, path: Path) -> None:

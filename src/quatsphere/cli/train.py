@@ -116,7 +116,7 @@ def own_images(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     from quatsphere.cli.console import note
     from quatsphere.config.own_images import own_image_settings, side_for
-    from quatsphere.data.survey import survey_images
+    from quatsphere.data.image_folder import survey_images
 
     found = survey_images(root)
     typed = str(given.get("data.image_size", ""))

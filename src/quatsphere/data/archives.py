@@ -101,61 +101,12 @@ def _checked_name(member: tarfile.TarInfo, path: Path) -> str:
     return member.name.removeprefix("./")
 
 
-class SafeZip:
-    """Zip file whose members are all plain files with harmless names; reading is thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except ARCHIVE_ERRORS as error:
-            raise DataError(
-                f"{printable(path)} is not a readable zip ({_first_line(error)}); fetch or make it again"
-            ) from error
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        for info in self._zip.infolist():
-            self._add(info)
-        if sum(info.compress_size for info in self._members.values()) > path.stat().st_size:
-            raise DataError(f"refused: members of {printable(path)} overlap, as in a zip bomb; make the zip again")
-
-    def _add(self, info: zipfile.ZipInfo) -> None:
-        faults = {
-            "leads outside": leads_outside(info.filename),
-            "is a link or device": stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR),
-            "occurs twice": info.filename in self._members,
-        }
-        for fault, present in faults.items():
-            if present:
-                where = f"{printable(info.filename)!r} in {printable(self.path)}"
-                raise DataError(f"refused: archive member {fault} ({where}); make the zip again")
-        self._members[info.filename] = info
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all members; folders end with a slash."""
-        return list(self._members)
-
-    def read(self, name: str, limit: int) -> bytes:
-        """Return a member's bytes; the zip's own checksum is verified."""
-        info = self._members[name]
-        if info.file_size > limit:
-            raise DataError(f"{printable(name)} has {info.file_size} bytes, the cap is {limit}")
-        try:
-            with self._zip.open(info) as file:
-                return file.read(limit + 1)
-        except ARCHIVE_ERRORS as error:
-            raise DataError(f"{printable(name)} is damaged in its zip ({_first_line(error)})") from error
-
-    def close(self) -> None:
-        self._zip.close()
-
-
 def _first_line(error: BaseException) -> str:
     return printable(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
 
 
 class ZipTree:
-    """Files of a zip, which is opened when its names or contents are first needed."""
+    """Files of a zip, which is opened when first needed; all members must be plain files with harmless names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,15 +114,46 @@ class ZipTree:
         self.identity: list[object] = [status.st_size, status.st_mtime_ns]
 
     @cached_property
-    def _zip(self) -> SafeZip:
-        return SafeZip(self.path)
+    def _members(self) -> dict[str, zipfile.ZipInfo]:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for info in self._zip.infolist():
+            faults = {
+                "leads outside": leads_outside(info.filename),
+                "is a link or device": stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR),
+                "occurs twice": info.filename in members,
+            }
+            fault = next((fault for fault, present in faults.items() if present), None)
+            if fault is not None:
+                where = f"{printable(info.filename)!r} in {printable(self.path)}"
+                raise DataError(f"refused: archive member {fault} ({where}); make the zip again")
+            members[info.filename] = info
+        if sum(info.compress_size for info in members.values()) > self.path.stat().st_size:
+            raise DataError(f"refused: members of {printable(self.path)} overlap, as in a zip bomb; make the zip again")
+        return members
+
+    @cached_property
+    def _zip(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except ARCHIVE_ERRORS as error:
+            raise DataError(
+                f"{printable(self.path)} is not a readable zip ({_first_line(error)}); fetch or make it again"
+            ) from error
 
     @property
     def names(self) -> list[str]:
-        return self._zip.names
+        return list(self._members)
 
     def read(self, name: str) -> bytes:
-        return self._zip.read(name, MAX_FILE_BYTES)
+        """Return a member's bytes, thread-safe; the zip's own checksum is verified."""
+        info = self._members[name]
+        if info.file_size > MAX_FILE_BYTES:
+            raise DataError(f"{printable(name)} has {info.file_size} bytes, the cap is {MAX_FILE_BYTES}")
+        try:
+            with self._zip.open(info) as file:
+                return file.read(MAX_FILE_BYTES + 1)
+        except ARCHIVE_ERRORS as error:
+            raise DataError(f"{printable(name)} is damaged in its zip ({_first_line(error)})") from error
 
 
 class FolderTree:
@@ -230,37 +212,27 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | None]]:
     stack: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while stack:
         prefix, ancestors = stack.pop()
-        folder_id, entries = _scan(root / prefix)
-        if folder_id in ancestors:
-            raise DataError(f"symlink loop at {printable(root / prefix)}; remove the link")
+        folder = root / prefix
+        try:
+            status, entries = folder.stat(), sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(
+                f"cannot read folder {printable(folder)} ({error.strerror}); check its permissions"
+            ) from error
+        identity = (status.st_dev, status.st_ino)
+        if identity in ancestors:
+            raise DataError(f"symlink loop at {printable(folder)}; remove the link")
         for entry in entries:
-            name = prefix + entry.name
-            if _is_folder(entry):
-                stack.append((name + "/", ancestors | {folder_id}))
+            name, found = prefix + entry.name, _status(entry)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                stack.append((name + "/", ancestors | {identity}))
                 yield name + "/", None
             else:
-                yield name, _status(entry)
-
-
-def _scan(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
-    """Device and inode of a folder, and its sorted entries."""
-    try:
-        status = folder.stat()
-        with os.scandir(folder) as entries:
-            return (status.st_dev, status.st_ino), sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"cannot read folder {printable(folder)} ({error.strerror}); check its permissions") from error
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that points at itself
-        return False
+                yield name, found
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return entry.stat()
-    except OSError:
+    except OSError:  # a broken link, or one that points at itself
         return None

@@ -24,7 +24,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -127,14 +127,6 @@ def _channels_first(image: Image.Image) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-@dataclass(frozen=True)
-class ImageFile:
-    """Name for messages, and a function that returns the bytes (or raises DataError)."""
-
-    name: str
-    read: Callable[[], bytes]
-
-
 @dataclass
 class DecodedFiles:
     """Decoded images; row i belongs to file i, and rows of the files in `bad` (index -> reason) are undefined."""
@@ -164,66 +156,55 @@ class DecodedFiles:
 
 
 def decode_files(
-    files: Sequence[ImageFile],
+    names: Sequence[str],
+    read: Callable[[str], bytes],
     size: int,
     fit: str = "crop",
     *,
     timeout: float = 60.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DecodedFiles:
-    """Decode every file to (3, size, size); unreadable files are listed in `bad`.
+    """Decode the named files to (3, size, size); those that `read` refuses with DataError or that are bad are in `bad`.
 
     A decoder that dies, or takes more than `timeout` seconds for one image, raises DataError.
     """
-    decoded, done = DecodedFiles.empty(len(files), size), 0
+    decoded, done = DecodedFiles.empty(len(names), size), 0
     workers = min(_usable_cores(), MAX_WORKERS)
-    count = min(max(-(-len(files) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
+    count = min(max(-(-len(names) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
+
+    def decode_chunk(chunk: range) -> int:
+        """Read and decode the files of a chunk, at most about CHUNK_BYTES at a time; return their number."""
+        blobs: dict[int, bytes] = {}
+        total = 0
+        for index in chunk:
+            try:
+                blobs[index] = read(names[index])
+                total += len(blobs[index])
+            except DataError as error:
+                decoded.bad[index] = str(error)
+            if blobs and (index == chunk[-1] or total > CHUNK_BYTES):
+                decode_blobs(blobs)
+                blobs, total = {}, 0
+        return len(chunk)
+
+    def decode_blobs(blobs: dict[int, bytes]) -> None:
+        results, death = run_decoder(list(blobs.values()), size, fit, timeout)
+        for index, result in zip(blobs, results, strict=False):
+            decoded.store(index, result)
+        if len(results) < len(blobs):
+            near = printable(names[list(blobs)[len(results)]])
+            raise DataError(f"{death} near {near}; repair or remove that file and start again")
+
     pool = ThreadPoolExecutor(workers)
     try:
-        chunks = [range(start, min(start + count, len(files))) for start in range(0, len(files), count)]
-        for job in as_completed([pool.submit(_decode_chunk, files, c, size, fit, timeout, decoded) for c in chunks]):
+        chunks = [range(start, min(start + count, len(names))) for start in range(0, len(names), count)]
+        for job in as_completed([pool.submit(decode_chunk, chunk) for chunk in chunks]):
             done += job.result()
             if progress is not None:
-                progress(done, len(files))
+                progress(done, len(names))
     finally:
         pool.shutdown(cancel_futures=True)
     return decoded
-
-
-def _decode_chunk(
-    files: Sequence[ImageFile], chunk: range, size: int, fit: str, timeout: float, decoded: DecodedFiles
-) -> int:
-    """Read and decode the files of a chunk into their rows; return their number."""
-    for indices, blobs in _read_files(files, chunk, decoded):
-        results, death = run_decoder(blobs, size, fit, timeout)
-        for index, result in zip(indices, results, strict=False):
-            decoded.store(index, result)
-        if len(results) < len(indices):
-            name = printable(files[indices[len(results)]].name)
-            raise DataError(f"{death} near {name}; repair or remove that file and start again")
-    return len(chunk)
-
-
-def _read_files(
-    files: Sequence[ImageFile], chunk: range, decoded: DecodedFiles
-) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Yield indices and bytes of the readable files, at most about CHUNK_BYTES at a time."""
-    indices: list[int] = []
-    blobs: list[bytes] = []
-    total = 0
-    for index in chunk:
-        try:
-            blobs.append(files[index].read())
-        except DataError as error:
-            decoded.bad[index] = str(error)
-            continue
-        indices.append(index)
-        total += len(blobs[-1])
-        if total > CHUNK_BYTES:
-            yield indices, blobs
-            indices, blobs, total = [], [], 0
-    if indices:
-        yield indices, blobs
 
 
 def run_decoder(blobs: list[bytes], size: int, fit: str, timeout: float) -> tuple[list[Decoded | str], str]:

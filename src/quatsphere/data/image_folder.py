@@ -1,19 +1,21 @@
-"""Read class folders of images, on disk or in a zip; decoded images are cached."""
+"""Read class folders of images, on disk or in a zip; decoded images are cached. `survey_images` reads only heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from quatsphere.data.archives import FileTree, open_tree
 from quatsphere.data.cache import ArrayDict, load_or_build, require_root
 from quatsphere.data.dataset import RawDataset, RawSplit, ReadOptions
-from quatsphere.data.decode import IMAGE_FORMATS, ImageFile, decode_files
+from quatsphere.data.decode import IMAGE_FORMATS, decode_files
 from quatsphere.errors import DataError, printable
 
 DEFAULT_SIZE = 32
@@ -166,11 +168,10 @@ def _decode_tree(
 ) -> tuple[ArrayDict, dict[str, Any]]:
     """ArrayDict of all good images, the training split first, and further facts for the cache."""
     listing = list_images(tree, classes)
-    files = [ImageFile(name, partial(tree.read, name)) for name in listing.names]
-    decoded = decode_files(files, size, options.fit, progress=options.progress)
-    bad = [[printable(files[index].name), reason] for index, reason in sorted(decoded.bad.items())]
+    decoded = decode_files(listing.names, tree.read, size, options.fit, progress=options.progress)
+    bad = [[printable(listing.names[index]), reason] for index, reason in sorted(decoded.bad.items())]
     _check_bad_files(bad, options.skip_bad)
-    good = np.setdiff1d(np.arange(len(files)), list(decoded.bad))
+    good = np.setdiff1d(np.arange(len(listing.names)), list(decoded.bad))
     arrays = {name: getattr(decoded, name)[good] for name in ("images", "digests", "resized", "square", "formats")}
     arrays["labels"] = np.array(listing.labels, np.int64)[good]
     train = int((~np.array(listing.in_test, np.bool_)[good]).sum())
@@ -205,3 +206,45 @@ def _decoding_notes(arrays: ArrayDict, bad: list[list[str]], fit: str) -> tuple[
             change = f", {oblong} of them cropped to the centre square (--data.fit squash keeps the edges)"
         notes += (f"{resized} of {len(arrays['labels'])} images resized to {size} x {size}{change}",)
     return notes
+
+
+# Survey.
+
+SURVEYED = 500
+"""Images that are looked at, evenly spaced."""
+GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
+
+
+@dataclass(frozen=True)
+class ImageSurvey:
+    """Facts about the images of a folder."""
+
+    images: int
+    classes: int
+    median_side: int
+    """Median of the shorter sides in pixels."""
+    grey: bool
+    """True if no image has colours."""
+
+
+def survey_images(root: str | Path) -> ImageSurvey:
+    """Look at the images in class folders below `root`, or in a zip of them; unreadable ones are left to the reader."""
+    path = require_root(Path(root), "image folders")
+    tree = open_tree(path)
+    listing = list_images(tree)
+    step = max(1, len(listing.names) // SURVEYED)
+    heads = [head for name in listing.names[::step] if (head := _head(tree.read, name)) is not None]
+    if not heads:
+        first = printable(listing.names[0])
+        raise DataError(f"no readable image in {printable(path)} (first: {first}); give PNG, JPEG or WebP files")
+    median = round(statistics.median(side for side, _ in heads))
+    return ImageSurvey(len(listing.names), len(listing.classes), median, all(grey for _, grey in heads))
+
+
+def _head(read: Callable[[str], bytes], name: str) -> tuple[int, bool] | None:
+    """Shorter side and absence of colour, or None for a file that is not a readable image."""
+    try:
+        with Image.open(io.BytesIO(read(name)), formats=IMAGE_FORMATS) as image:
+            return min(image.size), image.mode in GREY_MODES
+    except Exception:  # whatever a damaged file raises, reading the data will name it
+        return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from quatsphere.config import DataConfig
 from quatsphere.data.dataset import Dataset, RawDataset, RawSplit, raw_split
 from quatsphere.data.decode import fit_image, to_rgb
-from quatsphere.data.load import Splitting, checked_dataset, prepare_dataset
+from quatsphere.data.load import checked_dataset, prepare_dataset
 from quatsphere.errors import DataError
 
 PYTHON_DATA = "python"
@@ -67,7 +67,7 @@ def dataset_from(data: Any, config: DataConfig) -> Dataset:
         raise DataError(f"training and test images have shapes {shapes}; set data.image_size and data.channels")
     classes = _class_names(parts[0], splits)
     raw = checked_dataset(RawDataset(classes, splits[0], splits[1] if len(splits) == 2 else None))
-    splitting = Splitting(config.val_fraction, config.test_fraction, config.max_train_images)
+    splitting = (config.val_fraction, config.test_fraction, config.max_train_images)
     return prepare_dataset(PYTHON_DATA, raw, splitting, config.image_size, config.channels, config.fit)
 
 

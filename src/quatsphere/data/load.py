@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,40 +61,28 @@ def load_dataset(
     by `crop` (centre square) or `squash` (both sides resized); `channels` makes them grey (1) or RGB (3). `notes` of
     the result describe this copy of the data.
     """
-    splitting = Splitting(val_fraction, test_fraction, max_train_images)
+    for setting, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"{setting} must lie in [0, 1): got {fraction}")
+    if max_train_images is not None and max_train_images < 1:
+        raise ConfigError(f"max_train_images must be >= 1: got {max_train_images}")
     raw = read_dataset(name, ReadOptions(_as_path(root), image_size, fit, skip_bad, _as_path(cache), progress))
-    return prepare_dataset(name, raw, splitting, image_size, channels, fit)
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """Fractions held out and the number of training images to keep."""
-
-    val_fraction: float = 0.1
-    test_fraction: float = 0.2
-    max_train_images: int | None = None
-
-    def __post_init__(self) -> None:
-        for setting in ("val_fraction", "test_fraction"):
-            if not 0 <= getattr(self, setting) < 1:
-                raise ConfigError(f"{setting} must lie in [0, 1): got {getattr(self, setting)}")
-        if self.max_train_images is not None and self.max_train_images < 1:
-            raise ConfigError(f"max_train_images must be >= 1: got {self.max_train_images}")
+    return prepare_dataset(name, raw, (val_fraction, test_fraction, max_train_images), image_size, channels, fit)
 
 
 def prepare_dataset(
     name: str,
     raw: RawDataset,
-    splitting: Splitting,
+    splitting: tuple[float, float, int | None],
     image_size: int | None = None,
     channels: int | None = None,
     fit: str = "crop",
 ) -> Dataset:
-    """Split samples by content, resize and convert them, and compute mean and standard deviation."""
-    splits = [
-        _with_channels(_resize(split, image_size, fit), channels)
-        for split in _split(raw, splitting.val_fraction, splitting.test_fraction, splitting.max_train_images)
-    ]
+    """Split samples by content, resize and convert them, and compute mean and standard deviation.
+
+    `splitting` is (val_fraction, test_fraction, max_train_images).
+    """
+    splits = [_with_channels(_resize(split, image_size, fit), channels) for split in _split(raw, *splitting)]
     mean, std = _channel_statistics(splits[0].images)
     train, val, test = (Split(torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
     return Dataset(name, raw.classes, train, val, test, mean, std, dataset_fingerprint(raw), raw.notes)
