@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quatsphere.diagnostics.measures import head_similarity, orientation_spread, score_spread, tangent_norms
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
-from quatsphere.nn.measures import field_motion
+from quatsphere.nn.trace import field_motion
 
 
 def graph(targets: int, sources: int, k: int) -> Tensor:

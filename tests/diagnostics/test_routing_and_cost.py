@@ -23,7 +23,7 @@ from quatsphere.diagnostics.measures import (
 )
 from quatsphere.diagnostics.traced_model import patched_attribute
 from quatsphere.models import create_model
-from quatsphere.nn.measures import routing_entropy, routing_peak
+from quatsphere.nn.trace import routing_entropy, routing_peak
 
 
 @pytest.mark.parametrize("k", [4, 14, 16])

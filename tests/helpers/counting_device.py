@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from quatsphere.kernels.gpu import attention as triton_gpu
-from quatsphere.models.registry import model_config
+from quatsphere.models import model_config
 from quatsphere.torch_operators import OPERATORS
 from quatsphere.train import Progress, Reporter, train
 

@@ -22,7 +22,7 @@ from quatsphere.config import ResNet20Config
 from quatsphere.geometry import neighbours, plane, sphere
 from quatsphere.geometry import quaternion as Q
 from quatsphere.kernels import TRANSPORTS, quaternion_attention
-from quatsphere.models.registry import model_config
+from quatsphere.models import model_config
 from quatsphere.optim import RiemannianAdam
 from quatsphere.train import Progress, Reporter, train
 from quatsphere.train.provenance import numeric_environment

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quatsphere.errors import CheckpointError
-from quatsphere.storage.lock import folder_lock
+from quatsphere.storage.run_folder import folder_lock
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from helpers.tiny_runs import tiny_config
 from quatsphere.data import Dataset, Split
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
 from quatsphere.models import build_model, create_model
-from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
+from quatsphere.nn.trace import field_motion, routing_entropy, routing_peak
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter
 from quatsphere.train.checkpointing import RunContext

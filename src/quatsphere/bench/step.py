@@ -17,9 +17,8 @@ from quatsphere.bench.timing import Pass, best_and_median, interleave, peak_mb
 from quatsphere.config import AttentionConfig, OptimConfig, QSVConfig, TrainConfig
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
-from quatsphere.models import create_model
+from quatsphere.models import create_model, model_config
 from quatsphere.models.attention_net import solve_width
-from quatsphere.models.registry import model_config
 from quatsphere.nn.dot_attention import AttentionStep, NeighbourAttention
 from quatsphere.optim import repel
 from quatsphere.runtime import disable_malloc_trimming

@@ -36,6 +36,8 @@ DATASETS: dict[str, str | Reader] = {
     "idx": "quatsphere.data.idx:read_idx_files",
 }
 """name -> reader, or `module:function` of a reader that is imported when needed."""
+PYTHON_DATA = "python"
+"""Name of data that was passed to `train`; it cannot be loaded by name."""
 
 __all__ = [
     "DATASETS",

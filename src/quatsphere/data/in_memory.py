@@ -11,13 +11,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from quatsphere.config import DataConfig
+from quatsphere.data import PYTHON_DATA
 from quatsphere.data.dataset import Dataset, RawDataset, RawSplit, raw_split
 from quatsphere.data.decode import fit_image, to_rgb
 from quatsphere.data.load import checked_dataset, prepare_dataset
 from quatsphere.errors import DataError
-
-PYTHON_DATA = "python"
-"""Name of data that was passed to `train`; it cannot be loaded by name."""
 
 
 def check_levels(lowest: float, highest: float, name: str, *, whole: bool) -> None:

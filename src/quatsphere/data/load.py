@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from quatsphere.data import DATASETS
+from quatsphere.data import DATASETS, PYTHON_DATA
 from quatsphere.data.dataset import (
     Dataset,
     ProgressCallback,
@@ -126,7 +126,7 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 def read_dataset(name: str, options: ReadOptions) -> RawDataset:
     """Read a data set and check its classes; its notes mention duplicates."""
-    if name == "python":
+    if name == PYTHON_DATA:
         raise DataError("the data of this run was passed from Python and has no files; pass it again as data=")
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, 1)

@@ -29,7 +29,7 @@ from quatsphere.diagnostics.traced_model import TracedModel, has_field
 from quatsphere.errors import ConfigError
 from quatsphere.models import Model
 from quatsphere.nn.field import LearnedBound, NoPerturbation
-from quatsphere.nn.measures import field_motion
+from quatsphere.nn.trace import field_motion
 
 SectionValues = dict[str, Any]
 MakeSection = Callable[[TracedModel], SectionValues]

@@ -17,7 +17,7 @@ from quatsphere.geometry.quaternion import distance, log, multiply, normalize, r
 from quatsphere.geometry.sphere import angular_separation, directions, lambert_uv, mean_spacing, riesz_energy
 from quatsphere.kernels import Rule, quaternion_attention
 from quatsphere.kernels.neighbour_ops import edge_dot
-from quatsphere.nn.measures import head_overlap
+from quatsphere.nn.trace import head_overlap
 
 # Summaries
 

@@ -17,9 +17,8 @@ from quatsphere.diagnostics.measures import orientation_spread, score_spread, ta
 from quatsphere.models import Model, build_model
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.models.scoring import Evaluation, batch_logits
-from quatsphere.nn.measures import routing_entropy, routing_peak
 from quatsphere.nn.shell_step import ShellStep
-from quatsphere.nn.trace import Trace
+from quatsphere.nn.trace import Trace, routing_entropy, routing_peak
 
 
 @contextmanager

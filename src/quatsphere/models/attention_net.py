@@ -18,7 +18,7 @@ from quatsphere.nn.dot_attention import AttentionStep
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.pooling import MeanPooling
-from quatsphere.nn.trace import NoTrace, Trace
+from quatsphere.nn.trace import Trace
 
 PAPER_HEADS = 6
 
@@ -102,16 +102,11 @@ class AttentionNet(LatticeModel):
         self.pool = MeanPooling()
         self.classifier = nn.Linear(config.dim, config.num_classes)
 
-    def forward(
-        self,
-        images: Float[Tensor, "b c y x"],
-        *,
-        sample_keys: Int[Tensor, "b"] | None = None,
-        return_trace: bool = False,
-    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
-        trace = Trace() if return_trace else NoTrace()
-        keys = self.sample_keys(images, sample_keys)
+    def logits(
+        self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
+    ) -> Float[Tensor, "b classes"]:
+        """QSV's steps with attention in their place."""
+        keys = self.sample_keys(images, keys)
         if not torch.compiler.is_compiling():
             self.layout.refresh()
         tokens = embedded = self.embed(images, self.layout.image_coords())
@@ -120,9 +115,9 @@ class AttentionNet(LatticeModel):
             tokens = step(tokens, graph, keys, trace)
         for step in self.rounds:
             tokens = step(tokens, self.layout.last, keys, trace)
-        logits = self.classifier(self.pool(tokens, None, trace))
-        trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords(), "logits": logits})
-        return (logits, trace) if return_trace else logits
+        logits: Tensor = self.classifier(self.pool(tokens, None, trace))
+        trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords()})
+        return logits
 
     def unreachable_parameters(self) -> set[str]:
         """Inner positions (the graph has no gradient) and key biases (the softmax cancels them); with uniform routing

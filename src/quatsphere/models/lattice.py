@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import AttentionConfig, LatticeConfig, LinearConfig, QSVConfig
-from quatsphere.nn.layout import Graph, Layout, Shell, plane_shells, sphere_shells
+from quatsphere.nn.layout import Graph, Layout, plane_shells, sphere_shells
 from quatsphere.nn.patch_embedding import PatchEmbedding
+from quatsphere.nn.trace import NoTrace, Trace
 
 ROLES = ("quaternions", "positions", "bounds", "betas", "gates", "weights")
 """Roles of parameters."""
@@ -17,8 +19,11 @@ ROLES = ("quaternions", "positions", "bounds", "betas", "gates", "weights")
 
 def build_layout(config: QSVConfig | AttentionConfig | LinearConfig) -> Layout:
     """Build the shells and graphs of a configuration."""
-    builders = {"sphere": _sphere, "plane": _plane}
-    shells = builders[config.layout](config, config.positions == "learned")
+    sizes = (config.base_vertices, config.shells)
+    if config.layout == "plane":
+        shells = plane_shells(*sizes, config.plane_rows)
+    else:
+        shells = sphere_shells(*sizes, (config.outer_radius, config.inner_radius), config.positions == "learned")
     counts = None if config.neighbours is None else [config.neighbours] * config.shells
     return Layout(shells, counts, config.resample, config.self_neighbour)
 
@@ -28,19 +33,33 @@ def build_embedding(config: LatticeConfig, dim: int, vertices: int) -> PatchEmbe
     return PatchEmbedding(config.in_channels, dim, vertices, wrap=config.wrap_longitude, stencil=config.stencil)
 
 
-def _sphere(config: LatticeConfig, learned: bool) -> list[Shell]:
-    return sphere_shells(config.base_vertices, config.shells, (config.outer_radius, config.inner_radius), learned)
-
-
-def _plane(config: LatticeConfig, learned: bool) -> list[Shell]:
-    return plane_shells(config.base_vertices, config.shells, config.plane_rows)
-
-
 class ImageModel(nn.Module):
     """A model from images (B, C, Y, X) to logits (B, classes); by default nothing is constrained or unreachable."""
 
     PARTS: tuple[tuple[str, str], ...] = ()
     """(part, fragment of the names of its parameters); the first that matches counts."""
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c y x"],
+        *,
+        sample_keys: Int[Tensor, "b"] | None = None,
+        return_trace: bool = False,
+    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
+        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step).
+
+        `sample_keys`, one per image, determine the dropout masks; models without dropout ignore them.
+        """
+        trace = Trace() if return_trace else NoTrace()
+        logits = self.logits(images, sample_keys, trace)
+        trace.note(lambda: {"logits": logits})
+        return (logits, trace) if return_trace else logits
+
+    def logits(
+        self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
+    ) -> Float[Tensor, "b classes"]:
+        """Logits of a batch; intermediates go to the trace."""
+        raise NotImplementedError
 
     def constrain(self) -> None:
         """Restore the constraints of the parameters; call it after every optimiser step."""

@@ -25,14 +25,11 @@ class LinearModel(ImageModel):
         self.register_buffer("coords", coords, persistent=False)
         self.classifier = nn.Linear(coords.shape[0] * coords.shape[1] * config.in_channels, config.num_classes)
 
-    def forward(
-        self,
-        images: Float[Tensor, "b c y x"],
-        *,
-        sample_keys: Int[Tensor, "b"] | None = None,
-        return_trace: bool = False,
-    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Return logits; `sample_keys` is accepted and unused: there is no dropout."""
+    def logits(
+        self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
+    ) -> Float[Tensor, "b classes"]:
+        """Sample the image and classify; there is no dropout, so that the keys are not used."""
         samples = sample_image(images, self.coords, self.config.wrap_longitude)
-        logits = self.classifier(samples.flatten(1))
-        return (logits, Trace(samples=samples, logits=logits)) if return_trace else logits
+        trace.note(lambda: {"samples": samples})
+        logits: Tensor = self.classifier(samples.flatten(1))
+        return logits

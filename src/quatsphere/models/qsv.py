@@ -1,4 +1,4 @@
-"""Quat-Sphere-Vision. `QSV.forward` is the paper's figure "QSV in one view"."""
+"""Quat-Sphere-Vision. `QSV.logits` is the paper's figure "QSV in one view"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.pooling import POOLINGS
 from quatsphere.nn.shell_step import GatedResidual, Residual, ShellState, ShellStep
-from quatsphere.nn.trace import NoTrace, Trace
+from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing
 
 FIELDS = {
@@ -80,16 +80,11 @@ class QSV(LatticeModel):
         self.pool = POOLINGS[config.pooling]()
         self.classifier = nn.Linear(config.dim, config.num_classes)
 
-    def forward(
-        self,
-        images: Float[Tensor, "b c y x"],
-        *,
-        sample_keys: Int[Tensor, "b"] | None = None,
-        return_trace: bool = False,
-    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Return logits, and with `return_trace` every intermediate by name (lists have one entry per step)."""
-        trace = Trace() if return_trace else NoTrace()
-        keys = self.sample_keys(images, sample_keys)
+    def logits(
+        self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
+    ) -> Float[Tensor, "b classes"]:
+        """The paper's figure from left to right."""
+        keys = self.sample_keys(images, keys)
         if not torch.compiler.is_compiling():
             self.layout.refresh()
         shells = [ShellState(shell, field) for shell, field in zip(self.layout.shells, self.fields, strict=True)]
@@ -99,9 +94,9 @@ class QSV(LatticeModel):
             tokens = step(tokens, source, target, graph, keys, trace)
         for step in self.rounds:
             tokens = step(tokens, shells[-1], shells[-1], self.layout.last, keys, trace)
-        logits = self.classifier(self.pool(tokens, self.fields[-1].base, trace))
-        trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords(), "logits": logits})
-        return (logits, trace) if return_trace else logits
+        logits: Tensor = self.classifier(self.pool(tokens, self.fields[-1].base, trace))
+        trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords()})
+        return logits
 
     def unreachable_parameters(self) -> set[str]:
         """Parameters that have no gradient of the task loss in this variant; all others have one.

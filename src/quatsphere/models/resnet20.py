@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quatsphere.config import ResNet20Config
 from quatsphere.models.lattice import ImageModel
-from quatsphere.nn.trace import NoTrace, Trace
+from quatsphere.nn.trace import Trace
 
 
 class Convolution(nn.Conv2d):
@@ -83,18 +83,13 @@ class ResNet20(ImageModel):
         )
         self.classifier = nn.Linear(4 * width, config.num_classes)
 
-    def forward(
-        self,
-        images: Float[Tensor, "b c y x"],
-        *,
-        sample_keys: Int[Tensor, "b"] | None = None,
-        return_trace: bool = False,
-    ) -> Float[Tensor, "b classes"] | tuple[Float[Tensor, "b classes"], Trace]:
-        """Return logits; `sample_keys` is accepted and unused: there is no dropout."""
-        trace = Trace() if return_trace else NoTrace()
+    def logits(
+        self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
+    ) -> Float[Tensor, "b classes"]:
+        """Stem, stages, mean and classifier; there is no dropout, so that the keys are not used."""
         tokens = F.relu(self.stem_norm(self.stem(images)))
         hidden = self.stages(tokens)
         pooled = hidden.mean(dim=(2, 3))
-        logits = self.classifier(pooled)
-        trace.note(lambda: {"tokens": tokens, "hidden": hidden, "pooled": pooled, "logits": logits})
-        return (logits, trace) if return_trace else logits
+        trace.note(lambda: {"tokens": tokens, "hidden": hidden, "pooled": pooled})
+        logits: Tensor = self.classifier(pooled)
+        return logits

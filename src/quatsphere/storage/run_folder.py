@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import errno
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from quatsphere.errors import CheckpointError, ConfigError, ResourceError
 from quatsphere.runtime import print_stderr
 from quatsphere.storage import atomic
-from quatsphere.storage.atomic import read_regular
+from quatsphere.storage.atomic import disk_errors, read_regular
 from quatsphere.storage.checkpoint import finish_replacements
-from quatsphere.storage.lock import folder_lock
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.sealed_json import misfit, read_sealed, write_sealed
 
@@ -202,7 +205,7 @@ class RunFolder:
         """Bytes of metrics on the disk; a checkpoint stores the number and a resume truncates to it."""
         if not self.metrics.exists():
             return 0
-        with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "rb+") as file:
+        with disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "rb+") as file:
             os.fsync(file.fileno())
             return file.seek(0, os.SEEK_END)
 
@@ -210,7 +213,7 @@ class RunFolder:
         """Remove the lines after `offset`: a resumed run writes them again."""
         if not self.metrics.exists() and offset == 0:
             return
-        with atomic.disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "ab+") as file:
+        with disk_errors("metrics", self.path, 0, "free some space"), open(self.metrics, "ab+") as file:
             size = file.tell()
             if size < offset:
                 file.seek(0)
@@ -294,3 +297,56 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and misfit(record, METRICS_SHAPE) is None else None
+
+
+# The lock: a locked file that names its holder.
+
+
+@contextmanager
+def folder_lock(path: Path, name: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file `path` of the run `name`; CheckpointError naming the holder if another process has it.
+
+    The system releases the lock when the holder dies, so a stale lock is a file with text that is not locked. The file
+    itself stays: if it were deleted, two processes could lock two files of the same name.
+    """
+    with disk_errors(path.name, path.parent, 1000, "free some space"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            locked = lock_descriptor(descriptor, blocking=False)
+        except OSError as error:
+            raise CheckpointError(f"cannot lock ({path}: {error.strerror}); use a local disk") from error
+        if not locked:
+            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait for its end or use another name"
+            raise CheckpointError(message)
+        if os.fstat(descriptor).st_size:
+            note(f"took over a stale lock of run '{name}': {_read_holder(descriptor)} is gone")
+        _write_holder(descriptor, path)
+        try:
+            yield
+        finally:
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _write_holder(descriptor: int, path: Path) -> None:
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+    with disk_errors(path.name, path.parent, len(text), "free some space"):
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, text.encode())
+
+
+def _read_holder(descriptor: int) -> str:
+    """Description of the holder; a holder that has not written its name yet is 'another process'.
+
+    The first byte, always a brace, is not read: on Windows the lock makes it unreadable for others.
+    """
+    os.lseek(descriptor, 1, os.SEEK_SET)
+    try:
+        holder = json.loads(b"{" + os.read(descriptor, 1000))
+        return f"pid {holder['pid']} on host {holder['host']} since {holder['since']}"
+    except (ValueError, LookupError, TypeError):
+        return "another process"

@@ -21,8 +21,7 @@ from quatsphere.optim.optimisers import SCHEDULES
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.checkpoint import read_pointer
-from quatsphere.storage.lock import folder_lock
-from quatsphere.storage.run_folder import RunFolder
+from quatsphere.storage.run_folder import RunFolder, folder_lock
 from quatsphere.storage.sealed_json import misfit, natural, positive, read_sealed, seal
 from quatsphere.study.statistics import MIN_SEEDS
 from quatsphere.study.variants import TRAIN_IMAGES

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.config import TrainConfig
-from quatsphere.nn.measures import head_overlap
+from quatsphere.nn.trace import head_overlap
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:

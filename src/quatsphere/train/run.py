@@ -17,8 +17,8 @@ import torch
 
 from quatsphere.config import DataConfig, RunConfig, TrainConfig
 from quatsphere.config.resolve import config_to_dict
-from quatsphere.data import Dataset, load_dataset
-from quatsphere.data.in_memory import PYTHON_DATA, dataset_from
+from quatsphere.data import PYTHON_DATA, Dataset, load_dataset
+from quatsphere.data.in_memory import dataset_from
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.kernels import choose_backend
 from quatsphere.models import build_model

@@ -18,9 +18,8 @@ from quatsphere.errors import NumericsError
 from quatsphere.models import Model
 from quatsphere.models.scoring import Evaluation
 from quatsphere.nn.field import LearnedBound
-from quatsphere.nn.measures import field_motion, routing_entropy, routing_peak
 from quatsphere.nn.routing import Routing
-from quatsphere.nn.trace import Trace
+from quatsphere.nn.trace import Trace, field_motion, routing_entropy, routing_peak
 from quatsphere.runtime import working_time
 from quatsphere.storage.atomic import write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_best
