@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from quatsphere.config import QSVConfig
-from quatsphere.config.own_images import side_for, sizes_for
-from quatsphere.config.presets import load_preset
+from quatsphere.config.presets import load_preset, side_for, sizes_for
 
 SMALL = ("--model.dim=16", "--model.heads=2", "--model.backend=factored", "--train.epochs=1", "--train.threads=1")
 

@@ -115,7 +115,7 @@ def own_images(given: dict[str, Any]) -> dict[str, Any]:
     if root is None or name != "folder":
         return {}
     from quatsphere.cli.console import note
-    from quatsphere.config.own_images import own_image_settings, side_for
+    from quatsphere.config.presets import own_image_settings, side_for
     from quatsphere.data.image_folder import survey_images
 
     found = survey_images(root)

@@ -18,8 +18,8 @@ StencilMeaning = Literal["span", "pitch"]
 
 
 @dataclass(frozen=True)
-class LatticeConfig:
-    """Fields shared by all models on nested lattices: the image and the positions of the vertices."""
+class ImageConfig:
+    """Fields shared by all models: sizes of the input and the output."""
 
     image_size: int = 32
     """Side of the square input image in pixels; training takes the data's (paper: 32)."""
@@ -27,6 +27,17 @@ class LatticeConfig:
     """Colour channels of the input image; training takes the data's (paper: 3)."""
     num_classes: int = 10
     """Number of classes; training takes the data's (paper: 10, or 100 for CIFAR-100)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require_at_least(self, 1, "image_size", "in_channels")
+        require_at_least(self, 2, "num_classes")
+
+
+@dataclass(frozen=True)
+class LatticeConfig(ImageConfig):
+    """Fields shared by all models on nested lattices: the positions of the vertices."""
+
     layout: LayoutName = "sphere"
     """Arrangement of the vertices: nested Fibonacci spheres, or flat lattices (the paper's control)."""
     base_vertices: int = 128
@@ -52,9 +63,7 @@ class LatticeConfig:
     """Count a vertex among its own k neighbours within a shell; else the k nearest others (paper is silent)."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        require_at_least(self, 1, "image_size", "in_channels")
-        require_at_least(self, 2, "num_classes")
+        super().__post_init__()
         require(self.shells >= 1, f"shells must be >= 1: got {self.shells}; nearest legal value 1")
         require(self.base_vertices >= 4, f"base_vertices must be >= 4: got {self.base_vertices}; nearest legal value 4")
         require(
@@ -186,25 +195,18 @@ class AttentionConfig(LatticeConfig):
 
 
 @dataclass(frozen=True)
-class ResNet20Config:
+class ResNet20Config(ImageConfig):
     """ResNet-20 (He et al. 2016, option A), trained under the same pipeline."""
 
     name: Literal["resnet20"] = "resnet20"
     """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
-    image_size: int = 32
-    """Side of the square input image in pixels; training takes the data's (paper: 32)."""
-    in_channels: int = 3
-    """Colour channels of the input image; training takes the data's (paper: 3)."""
-    num_classes: int = 10
-    """Number of classes; training takes the data's (paper: 10)."""
     width: int = 16
     """Channels of the first stage; the others have two and four times as many (paper: 16)."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         require_at_least(self, 4, "image_size")
-        require_at_least(self, 2, "num_classes")
-        require_at_least(self, 1, "in_channels", "width")
+        require_at_least(self, 1, "width")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from quatsphere.errors import CheckpointError, ConfigError, ResourceError
 from quatsphere.runtime import print_stderr
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import disk_errors, read_regular
-from quatsphere.storage.checkpoint import finish_replacements
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.sealed_json import misfit, read_sealed, write_sealed
 
@@ -173,6 +172,8 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder as its only writer; on entry, unfinished writes of killed processes are removed."""
+        from quatsphere.storage.checkpoint import finish_replacements  # which imports torch
+
         with folder_lock(self.path / _LOCK, self.name, self.note):
             finish_replacements(self.checkpoints)
             atomic.remove_leftovers(self.path)
