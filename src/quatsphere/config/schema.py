@@ -204,8 +204,9 @@ class ResNet20Config(ImageConfig):
     """Channels of the first stage; the others have two and four times as many (paper: 16)."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_types(self)
         require_at_least(self, 4, "image_size")
+        super().__post_init__()
         require_at_least(self, 1, "width")
 
 
