@@ -92,7 +92,7 @@ def test_seeds_differ() -> None:
 
 
 def test_frozen_identity_equals_both_roles_off() -> None:
-    """As models: the identity field makes every transport and routing coincide with uniform averaging of x."""
+    """Models: the identity field makes every transport and routing coincide with uniform averaging of x."""
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     outputs = []
     for changes in (

@@ -156,7 +156,7 @@ def test_closed_terminal_does_not_end_the_run(trace: dict[str, Any], tmp_path: P
 
 @pytest.mark.parametrize("stream", ["closed", "/dev/full"])
 def test_missing_stderr_does_not_end_the_run(stream: str, trace: dict[str, Any], tmp_path: Path) -> None:
-    """As under `2>&-` and in daemons; the number of stderr must not go to a file of the run."""
+    """Stderr is closed under `2>&-` and in daemons; its number must not go to a file of the run."""
     run, found = tmp_path / "run", tmp_path / "found"
 
     def work() -> int:

@@ -67,7 +67,7 @@ def _read(stem: Path, identity: list[object]) -> tuple[ArrayDict, Any] | str:
             return "damaged"
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays), written["facts"]
-    except Exception:  # whatever a damaged file makes its readers raise, the images can be decoded again
+    except Exception:  # damaged files raise anything; the images can be decoded again
         return "damaged"
 
 

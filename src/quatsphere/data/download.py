@@ -34,7 +34,7 @@ def download_dataset(
     """Download a data set's archive into `folder` and return its path; an intact archive there is kept.
 
     `url`, or else QUATSPHERE_URL, replaces the official address and the mirror; it is the address of the archive or of
-    its folder. The file must have the official SHA-256 whatever its source.
+    its folder. The file must have the official SHA-256 in any case.
     """
     if name not in CIFARS:
         raise ConfigError(f"nothing to download for {name!r}; choose from {', '.join(CIFARS)}")

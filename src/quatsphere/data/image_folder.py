@@ -246,5 +246,5 @@ def _head(read: Callable[[str], bytes], name: str) -> tuple[int, bool] | None:
     try:
         with Image.open(io.BytesIO(read(name)), formats=IMAGE_FORMATS) as image:
             return min(image.size), image.mode in GREY_MODES
-    except Exception:  # whatever a damaged file raises, reading the data will name it
+    except Exception:  # damaged files raise anything; reading the data names them
         return None

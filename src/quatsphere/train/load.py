@@ -286,7 +286,7 @@ def start_from(model: Model, source: str, classes: tuple[str, ...], note: Callab
 
 
 def _lines(model: Model, trained: TrainedModel, source: str, fresh: list[str], carried: int) -> list[str]:
-    """What is carried over, what starts anew, and a change of the image's size, one line each."""
+    """Lines for the user: parameters carried over, parts that start anew, a change of the image's size."""
     total = sum(parameter.numel() for parameter in model.parameters())
     old, new = trained.config.model, model.config
     parts = "all" if not fresh else _parts(model, fresh, new.num_classes, len(trained.classes))
