@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quatsphere.data import augment as augment_module
-from quatsphere.data.augment import OPERATIONS, STRENGTHS, augment, crop_and_flip, mix, normalize, symmetric_beta
+from quatsphere.data import trivial_augment
+from quatsphere.data.augment import augment, crop_and_flip, mix, normalize, symmetric_beta
+from quatsphere.data.trivial_augment import OPERATIONS, STRENGTHS
 from quatsphere.randomness import fold, uniform
 
 SETTINGS = {"crop_pad": 4, "flip": True, "trivial_augment": True}
@@ -98,7 +100,7 @@ def drawn_choices(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Tensor]:
         return images
 
     monkeypatch.setattr(augment_module, "crop_and_flip", crop)
-    monkeypatch.setattr(augment_module, "apply_trivial_augment", operate)
+    monkeypatch.setattr(trivial_augment, "apply_trivial_augment", operate)
     augment(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), torch.arange(count), seed=42, epoch=1, **SETTINGS)
     return seen
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from quatsphere.data.augment import OPERATIONS, STRENGTHS, apply_trivial_augment
+from quatsphere.data.trivial_augment import OPERATIONS, STRENGTHS, apply_trivial_augment
 from quatsphere.errors import ConfigError
 
 NAMES = [op.name for op in OPERATIONS]

@@ -36,6 +36,8 @@ DATASETS: dict[str, str | Reader] = {
     "idx": "quatsphere.data.idx:read_idx_files",
 }
 """name -> reader, or `module:function` of a reader that is imported when needed."""
+FIT_MODES = ("crop", "squash")
+"""Treatments of images that are not square."""
 PYTHON_DATA = "python"
 """Name of data that was passed to `train`; it cannot be loaded by name."""
 
@@ -72,6 +74,11 @@ def register_dataset(name: str) -> Callable[[Reader], Reader]:
         return reader
 
     return register
+
+
+def shape_bytes(shape: tuple[int, ...]) -> bytes:
+    """Encode (C, H, W) for the digest of an image."""
+    return (",".join(map(str, shape)) + ";").encode()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,94 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor
 
-from quatsphere.data import pillow_ops
-from quatsphere.data.pillow_ops import gather_pixels
-from quatsphere.errors import ConfigError
 from quatsphere.randomness import fold, name_seed, uniform
-
-STRENGTHS = 31
-
-
-class Operation(NamedTuple):
-    """An operation of TrivialAugmentWide: function, magnitude at each strength, whether its sign is random."""
-
-    name: str
-    apply: Callable[[Tensor, Tensor], Tensor]
-    magnitudes: tuple[float, ...]
-    signed: bool
-
-
-def _float32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32, device="cpu").item()
-
-
-def _linspace(start: float, end: float) -> tuple[float, ...]:
-    """torch.linspace(start, end, 31) in float32 with fused multiply-add, the source of torchvision's tables.
-
-    Written out because the last bit of torch's own depends on the machine: without fusing, TranslateX at strength 15
-    is 16.0 instead of 15.999999, and int() gives 16 pixels instead of 15.
-    """
-    last = STRENGTHS - 1
-    end = _float32(end)
-    step = _float32((end - start) / last)
-    rising = [start + step * k for k in range(STRENGTHS // 2)]
-    falling = [end - step * (last - k) for k in range(STRENGTHS // 2, STRENGTHS)]
-    return tuple(_float32(value) for value in rising + falling)
-
-
-_UNUSED = (0.0,) * STRENGTHS
-_RATIO = _linspace(0.0, 0.99)
-_PIXELS = _linspace(0.0, 32.0)
-_BITS = tuple(float(8 - round(k / ((STRENGTHS - 1) / 6))) for k in range(STRENGTHS))
-
-OPERATIONS = (
-    Operation("Identity", pillow_ops.identity, _UNUSED, signed=False),
-    Operation("ShearX", pillow_ops.shear_x, _RATIO, signed=True),
-    Operation("ShearY", pillow_ops.shear_y, _RATIO, signed=True),
-    Operation("TranslateX", pillow_ops.translate_x, _PIXELS, signed=True),
-    Operation("TranslateY", pillow_ops.translate_y, _PIXELS, signed=True),
-    Operation("Rotate", pillow_ops.rotate, _linspace(0.0, 135.0), signed=True),
-    Operation("Brightness", pillow_ops.brightness, _RATIO, signed=True),
-    Operation("Color", pillow_ops.color, _RATIO, signed=True),
-    Operation("Contrast", pillow_ops.contrast, _RATIO, signed=True),
-    Operation("Sharpness", pillow_ops.sharpness, _RATIO, signed=True),
-    Operation("Posterize", pillow_ops.posterize, _BITS, signed=False),
-    Operation("Solarize", pillow_ops.solarize, _linspace(255.0, 0.0), signed=False),
-    Operation("AutoContrast", pillow_ops.autocontrast, _UNUSED, signed=False),
-    Operation("Equalize", pillow_ops.equalize, _UNUSED, signed=False),
-)
-
-_MAGNITUDES = torch.tensor([op.magnitudes for op in OPERATIONS], dtype=torch.float64, device="cpu")
-_SIGNED = torch.tensor([op.signed for op in OPERATIONS], device="cpu")
-
-
-def apply_trivial_augment(
-    images: UInt8[Tensor, "b c h w"],
-    operation: Int[Tensor, "b"],
-    strength: Int[Tensor, "b"],
-    sign: Int[Tensor, "b"],
-) -> UInt8[Tensor, "b c h w"]:
-    """Apply OPERATIONS[operation] to each image at strength 0..30 with sign -1 or 1 (ignored by unsigned operations).
-
-    Images with the same operation are computed together; the three choices are best on the CPU.
-    """
-    if images.shape[1] not in (1, 3):
-        raise ConfigError(f"trivial_augment needs images of 1 or 3 channels: got {images.shape[1]}; switch it off")
-    operation, strength, sign = operation.cpu(), strength.cpu(), sign.cpu()
-    magnitude = _MAGNITUDES[operation, strength] * torch.where(_SIGNED[operation], sign, 1)
-    counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
-    augmented = torch.empty_like(images)
-    for op, members in zip(OPERATIONS, operation.argsort().split(counts), strict=True):
-        if len(members) > 0:
-            indices = members.to(images.device)
-            augmented[indices] = op.apply(images[indices], magnitude[members])
-    return augmented
 
 
 def augment(
@@ -114,12 +33,13 @@ def augment(
     """
     keys = fold(name_seed(seed, "augment"), epoch, samples.cpu())
     draws = uniform(keys, 6).unbind(-1)
-    top, left = (_below(draw, 2 * crop_pad + 1) for draw in draws[:2])
-    mirrored = _below(draws[2], 2) * int(flip)
+    top, left = (random_below(draw, 2 * crop_pad + 1) for draw in draws[:2])
+    mirrored = random_below(draws[2], 2) * int(flip)
     images = crop_and_flip(images, top - crop_pad, left - crop_pad, mirrored)
     if trivial_augment:
-        operation, strength = _below(draws[3], len(OPERATIONS)), _below(draws[4], STRENGTHS)
-        images = apply_trivial_augment(images, operation, strength, sign=1 - 2 * _below(draws[5], 2))
+        from quatsphere.data.trivial_augment import random_operations  # which imports this module
+
+        images = random_operations(images, draws[3:])
     return images
 
 
@@ -132,6 +52,17 @@ def crop_and_flip(
     columns = left.unsqueeze(-1) + torch.where(mirrored.unsqueeze(-1) == 1, width - 1 - x, x)
     rows = top.unsqueeze(-1) + torch.arange(height)
     return gather_pixels(images, rows.unsqueeze(-1).to(images.device), columns.unsqueeze(-2).to(images.device))
+
+
+def gather_pixels(
+    images: UInt8[Tensor, "b c h w"], rows: Int[Tensor, "b h #w"], columns: Int[Tensor, "b #h w"]
+) -> UInt8[Tensor, "b c h w"]:
+    """out[b, c, y, x] = images[b, c, rows[b, y, x], columns[b, y, x]]; black outside the image."""
+    channels, height, width = images.shape[1:]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    index = torch.where(inside, rows * width + columns, 0)
+    index = rearrange(index, "b h w -> b 1 (h w)").expand(-1, channels, -1)
+    return images.flatten(2).gather(2, index).view(images.shape) * inside.unsqueeze(1)
 
 
 def normalize(
@@ -228,6 +159,6 @@ def _next_by_key(keys: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
     return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
 
-def _below(draw: Float[Tensor, "b"], count: int) -> Int[Tensor, "b"]:
+def random_below(draw: Float[Tensor, "b"], count: int) -> Int[Tensor, "b"]:
     """Uniform [0, 1) -> uniform integer in 0 .. count - 1."""
     return (draw * count).long()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quatsphere.data.decode import FIT_MODES, shape_bytes
+from quatsphere.data import FIT_MODES, shape_bytes
 from quatsphere.errors import ConfigError
 
 ProgressCallback = Callable[[int, int], None]

@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from quatsphere.data import shape_bytes
 from quatsphere.errors import DataError, printable
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
-FIT_MODES = ("crop", "squash")
 MAX_PIXELS = 64_000_000
 MAX_WORKERS = 16
 MIN_CHUNK_FILES = 512
@@ -116,11 +116,6 @@ def _finish(image: Image.Image, size: int, fit: str, kind: str) -> Decoded:
     resized, square = image.size != (size, size), image.width == image.height
     pixels = _channels_first(fit_image(image, size, fit)) if resized else source
     return Decoded(pixels, digest, resized, square, kind)
-
-
-def shape_bytes(shape: tuple[int, ...]) -> bytes:
-    """Encode (C, H, W) for the digest of an image."""
-    return (",".join(map(str, shape)) + ";").encode()
 
 
 def _channels_first(image: Image.Image) -> NDArray[np.uint8]:

@@ -109,9 +109,7 @@ class Optimisers:
         """State as plain tensors, `parameter name/moment` -> tensor: needs no pickle."""
         return {
             f"{name}/{key}": value
-            for optimiser in self.optimisers
-            for group in optimiser.param_groups
-            for name, parameter in zip(group["names"], group["params"], strict=True)
+            for optimiser, name, parameter in self._parameters()
             for key, value in optimiser.state.get(parameter, {}).items()
         }
 

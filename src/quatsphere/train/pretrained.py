@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.config.resolve import config_from_dict, config_to_dict
-from quatsphere.data.decode import FIT_MODES
+from quatsphere.data import FIT_MODES
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import build_model
 from quatsphere.storage.atomic import finite, sha256_bytes

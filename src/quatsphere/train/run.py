@@ -46,6 +46,12 @@ from quatsphere.train.trainer import Trainer
 KNOWN_DATA = ("digits", "cifar10", "cifar100")
 """Data sets whose presets have documented times; for any other, memory and time are estimated before the start."""
 
+READ_SETTINGS = (
+    *("root", "val_fraction", "test_fraction", "max_train_images"),
+    *("image_size", "channels", "fit", "skip_bad"),
+)
+"""Settings of the group `data` that decide which images are read; the others augment them."""
+
 # Preparation.
 
 
@@ -105,18 +111,7 @@ def load_data(
     config: DataConfig, note: Callable[[str], None], progress: Callable[[int, int], None] | None = None
 ) -> Dataset:
     """Load the data set of a configuration; remarks about this copy of the data go to `note`."""
-    dataset = load_dataset(
-        config.name,
-        root=config.root,
-        val_fraction=config.val_fraction,
-        test_fraction=config.test_fraction,
-        max_train_images=config.max_train_images,
-        image_size=config.image_size,
-        channels=config.channels,
-        fit=config.fit,
-        skip_bad=config.skip_bad,
-        progress=progress,
-    )
+    dataset = load_dataset(config.name, progress=progress, **{key: getattr(config, key) for key in READ_SETTINGS})
     for message in dataset.notes:
         note(message)
     return dataset

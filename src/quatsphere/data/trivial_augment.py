@@ -1,4 +1,4 @@
-"""Pillow's image operations on batches of uint8 tensors, equal to Pillow's to the last grey level.
+"""TrivialAugmentWide (Müller and Hutter 2021) on batches of uint8 tensors, equal to Pillow's to the last grey level.
 
 Every operation takes images (b, c, h, w) of one (mode L) or three (mode RGB) channels on any device, and one float64
 magnitude per image (b,), best on the CPU. To round as Pillow does, computations use integers, float32 without
@@ -9,24 +9,17 @@ The rules are those of Pillow's Geometry.c, Blend.c, Convert.c, Filter.c, Image.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from einops import rearrange
-from jaxtyping import Float64, Int, Integer, UInt8
+from jaxtyping import Float, Float64, Int, Integer, UInt8
 from torch import Tensor
 
+from quatsphere.data.augment import gather_pixels, random_below
+from quatsphere.errors import ConfigError
+
 Matrix = tuple[float, float, float, float, float, float]
-
-
-def gather_pixels(
-    images: UInt8[Tensor, "b c h w"], rows: Int[Tensor, "b h #w"], columns: Int[Tensor, "b #h w"]
-) -> UInt8[Tensor, "b c h w"]:
-    """out[b, c, y, x] = images[b, c, rows[b, y, x], columns[b, y, x]]; black outside the image."""
-    channels, height, width = images.shape[1:]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    index = torch.where(inside, rows * width + columns, 0)
-    index = rearrange(index, "b h w -> b 1 (h w)").expand(-1, channels, -1)
-    return images.flatten(2).gather(2, index).view(images.shape) * inside.unsqueeze(1)
 
 
 def identity(images: UInt8[Tensor, "b c h w"], magnitude: Float64[Tensor, "b"]) -> UInt8[Tensor, "b c h w"]:
@@ -190,3 +183,92 @@ def _look_up(images: UInt8[Tensor, "b c h w"], table: Tensor) -> UInt8[Tensor, "
 def _per_image(values: Tensor, images: Tensor) -> Tensor:
     """(b,) on any device -> (b, 1, 1, 1) on the device of the images."""
     return values.to(images.device).view(-1, 1, 1, 1)
+
+
+# The table of operations.
+
+STRENGTHS = 31
+
+
+class Operation(NamedTuple):
+    """An operation of TrivialAugmentWide: function, magnitude at each strength, whether its sign is random."""
+
+    name: str
+    apply: Callable[[Tensor, Tensor], Tensor]
+    magnitudes: tuple[float, ...]
+    signed: bool
+
+
+def _float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32, device="cpu").item()
+
+
+def _linspace(start: float, end: float) -> tuple[float, ...]:
+    """torch.linspace(start, end, 31) in float32 with fused multiply-add, the source of torchvision's tables.
+
+    Written out because the last bit of torch's own depends on the machine: without fusing, TranslateX at strength 15
+    is 16.0 instead of 15.999999, and int() gives 16 pixels instead of 15.
+    """
+    last = STRENGTHS - 1
+    end = _float32(end)
+    step = _float32((end - start) / last)
+    rising = [start + step * k for k in range(STRENGTHS // 2)]
+    falling = [end - step * (last - k) for k in range(STRENGTHS // 2, STRENGTHS)]
+    return tuple(_float32(value) for value in rising + falling)
+
+
+_UNUSED = (0.0,) * STRENGTHS
+_RATIO = _linspace(0.0, 0.99)
+_PIXELS = _linspace(0.0, 32.0)
+_BITS = tuple(float(8 - round(k / ((STRENGTHS - 1) / 6))) for k in range(STRENGTHS))
+
+OPERATIONS = (
+    Operation("Identity", identity, _UNUSED, signed=False),
+    Operation("ShearX", shear_x, _RATIO, signed=True),
+    Operation("ShearY", shear_y, _RATIO, signed=True),
+    Operation("TranslateX", translate_x, _PIXELS, signed=True),
+    Operation("TranslateY", translate_y, _PIXELS, signed=True),
+    Operation("Rotate", rotate, _linspace(0.0, 135.0), signed=True),
+    Operation("Brightness", brightness, _RATIO, signed=True),
+    Operation("Color", color, _RATIO, signed=True),
+    Operation("Contrast", contrast, _RATIO, signed=True),
+    Operation("Sharpness", sharpness, _RATIO, signed=True),
+    Operation("Posterize", posterize, _BITS, signed=False),
+    Operation("Solarize", solarize, _linspace(255.0, 0.0), signed=False),
+    Operation("AutoContrast", autocontrast, _UNUSED, signed=False),
+    Operation("Equalize", equalize, _UNUSED, signed=False),
+)
+
+_MAGNITUDES = torch.tensor([op.magnitudes for op in OPERATIONS], dtype=torch.float64, device="cpu")
+_SIGNED = torch.tensor([op.signed for op in OPERATIONS], device="cpu")
+
+
+def apply_trivial_augment(
+    images: UInt8[Tensor, "b c h w"],
+    operation: Int[Tensor, "b"],
+    strength: Int[Tensor, "b"],
+    sign: Int[Tensor, "b"],
+) -> UInt8[Tensor, "b c h w"]:
+    """Apply OPERATIONS[operation] to each image at strength 0..30 with sign -1 or 1 (ignored by unsigned operations).
+
+    Images with the same operation are computed together; the three choices are best on the CPU.
+    """
+    if images.shape[1] not in (1, 3):
+        raise ConfigError(f"trivial_augment needs images of 1 or 3 channels: got {images.shape[1]}; switch it off")
+    operation, strength, sign = operation.cpu(), strength.cpu(), sign.cpu()
+    magnitude = _MAGNITUDES[operation, strength] * torch.where(_SIGNED[operation], sign, 1)
+    counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
+    augmented = torch.empty_like(images)
+    for op, members in zip(OPERATIONS, operation.argsort().split(counts), strict=True):
+        if len(members) > 0:
+            indices = members.to(images.device)
+            augmented[indices] = op.apply(images[indices], magnitude[members])
+    return augmented
+
+
+def random_operations(
+    images: UInt8[Tensor, "b c h w"], draws: tuple[Float[Tensor, "b"], Float[Tensor, "b"], Float[Tensor, "b"]]
+) -> UInt8[Tensor, "b c h w"]:
+    """Apply one operation of random strength and sign to each image, chosen by three uniforms."""
+    operation, strength = random_below(draws[0], len(OPERATIONS)), random_below(draws[1], STRENGTHS)
+    return apply_trivial_augment(images, operation, strength, sign=1 - 2 * random_below(draws[2], 2))
