@@ -32,14 +32,14 @@ def augment(
     `samples` are the images' indices in the training set.
     """
     keys = fold(name_seed(seed, "augment"), epoch, samples.cpu())
-    draws = uniform(keys, 6).unbind(-1)
-    top, left = (random_below(draw, 2 * crop_pad + 1) for draw in draws[:2])
-    mirrored = random_below(draws[2], 2) * int(flip)
+    draws = uniform(keys, 6)
+    top, left = random_below(draws[:, :2], 2 * crop_pad + 1).unbind(-1)
+    mirrored = random_below(draws[:, 2], 2) * int(flip)
     images = crop_and_flip(images, top - crop_pad, left - crop_pad, mirrored)
     if trivial_augment:
         from quatsphere.data.trivial_augment import random_operations  # which imports this module
 
-        images = random_operations(images, draws[3:])
+        images = random_operations(images, draws[:, 3:])
     return images
 
 
@@ -159,6 +159,6 @@ def _next_by_key(keys: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
     return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
 
-def random_below(draw: Float[Tensor, "b"], count: int) -> Int[Tensor, "b"]:
+def random_below(draw: Float[Tensor, "*b"], count: int) -> Int[Tensor, "*b"]:
     """Uniform [0, 1) -> uniform integer in 0 .. count - 1."""
     return (draw * count).long()

@@ -266,9 +266,7 @@ def apply_trivial_augment(
     return augmented
 
 
-def random_operations(
-    images: UInt8[Tensor, "b c h w"], draws: tuple[Float[Tensor, "b"], Float[Tensor, "b"], Float[Tensor, "b"]]
-) -> UInt8[Tensor, "b c h w"]:
+def random_operations(images: UInt8[Tensor, "b c h w"], draws: Float[Tensor, "b 3"]) -> UInt8[Tensor, "b c h w"]:
     """Apply one operation of random strength and sign to each image, chosen by three uniforms."""
-    operation, strength = random_below(draws[0], len(OPERATIONS)), random_below(draws[1], STRENGTHS)
-    return apply_trivial_augment(images, operation, strength, sign=1 - 2 * random_below(draws[2], 2))
+    operation, strength = random_below(draws[:, 0], len(OPERATIONS)), random_below(draws[:, 1], STRENGTHS)
+    return apply_trivial_augment(images, operation, strength, sign=1 - 2 * random_below(draws[:, 2], 2))
