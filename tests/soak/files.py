@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
-import subprocess
+import shutil
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from helpers.data_files import class_folders, write_files
 from helpers.tiny_runs import Process, tiny_config
-from soak.promises import ROOT, Trials, patience, promise, within
+from soak.promises import Trials, promise, within
 
 from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError
@@ -89,10 +88,25 @@ def failing_decoders(trials: Trials) -> None:
     trials.tests("tests/data/test_decode_files.py", "-k", "thirty_times", each=30)
 
 
-@promise("Random settings train or are refused in one line; no traceback", 2000, 15)
+@promise("Random settings train or are refused in one line; no traceback", 2000)
 def random_settings(trials: Trials) -> None:
-    number = 2000 if trials.full else 300
-    trials.tests("tests/cli/test_cli_random_configs.py", "-k", f"many_random_settings and {number}", each=number)
+    from cli.conftest import call
+    from cli.test_cli_random_configs import Words, commands, train_one
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    root, codes = write_files(trials.folder / "set", class_folders()), []
+
+    @given(words=commands())
+    @settings(max_examples=trials.count, phases=[Phase.generate], derandomize=True, deadline=None, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    def attempt(words: Words) -> None:
+        run = trials.folder / f"run-{trials.tried}"
+        with trials.one(words):
+            codes.append(train_one(words, root, run, call))
+        shutil.rmtree(run, ignore_errors=True)
+
+    attempt()
+    assert codes.count(0) > trials.count / 4, f"only {codes.count(0)} of {trials.count} settings trained"
 
 
 @promise("Checkpoints and runs of every released format load, resume and evaluate", 4)
@@ -132,27 +146,31 @@ def shared_image_cache(trials: Trials) -> None:
             assert not list(cache.rglob("*.tmp.*"))
 
 
-COMPILE = """
-import numpy as np
-from quatsphere.kernels.cpu.loops import jit
-import sys; sys.path.insert(0, sys.argv[1]); import small
-add = jit.compiled(small.add); out = np.zeros(9, np.float32)
-add(np.ones(9, np.float32), np.ones(9, np.float32), out); assert (out == 2).all()
-"""
-
-
 @promise("Two processes that compile into one empty cache at the same time both finish with the right result", 10)
 def shared_compiled_cache(trials: Trials) -> None:
+    """Forks of a process that has imported the compiler and compiled nothing."""
+    import numba
+
+    from quatsphere.kernels.cpu.loops import jit
+
     (trials.folder / "small.py").write_text(
         "def add(a, b, out):\n    for i in range(len(out)):\n        out[i] = a[i] + b[i]\n"
     )
+    sys.path.insert(0, str(trials.folder))
+    import small
+
+    def work(cache: Path) -> None:
+        numba.config.CACHE_DIR = str(cache)
+        one, out = np.ones(9, np.float32), np.zeros(9, np.float32)
+        jit.compiled(small.add)(one, one, out)
+        assert (out == 2).all()
+
     for number in range(trials.count):
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(trials.folder / f"cache-{number}")}
+        cache = trials.folder / f"cache-{number}"
         with trials.one(number):
-            command = [sys.executable, "-c", COMPILE, str(trials.folder)]
-            pair = [subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE) for _ in (0, 1)]
-            texts = [process.communicate(timeout=120 * patience())[1].decode() for process in pair]
-            assert [process.returncode for process in pair] == [0, 0], texts
+            pair = [Process(lambda cache=cache: work(cache), trials.folder / f"log-{number}-{i}") for i in (0, 1)]
+            assert [process.wait() for process in pair] == [0, 0], pair[0].text + pair[1].text
+            assert list(cache.rglob("*.nbc")), "nothing was compiled into the cache"
 
 
 WRAPPERS = ("{}", '">{}', "'>{}", "</title>{}", "</style>{}", "<!--{}-->", "]]>{}", "\u2028{}")

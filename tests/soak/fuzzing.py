@@ -266,4 +266,6 @@ else:
     from soak.promises import patience, promise
 
     for _name in READERS:
-        promise(f"The reader of {_name} files, fuzzed for a minute, returns or raises one line", 1000, 3)(fuzzed(_name))
+        promise(f"The reader of {_name} files, fuzzed for a minute, returns or raises one line", 1000, 65)(
+            fuzzed(_name)
+        )

@@ -321,7 +321,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@promise("One of two processes under torchrun is killed: both restart within 15 s, and the result is exact", 20, 15)
+@promise("One of two processes under torchrun is killed: both restart within 15 s, and the result is exact", 20)
 def rank_kills(trials: Trials) -> None:
     config = tiny_config(epochs=trials.count // 2 + 2, checkpoint_steps=1)
     uninterrupted(short(), trials.folder)

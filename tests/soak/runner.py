@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(as_table({name: rows[name]}).partition("\n")[2], file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, due))
+        list(pool.map(run, sorted(due, key=lambda name: -PROMISES[name].seconds)))
     print(as_table({name: rows[name] for name in names if name in rows}))
     if options.page:
         write_page(Path(options.page), rows)
@@ -87,7 +87,7 @@ def attempts(promise: Promise, scale: float) -> int:
 
 def run_row(promise: Promise, scale: float, seconds_left: float) -> Row:
     """Run a promise in a new process and return its row; a crash of that process is a failed attempt."""
-    seconds = max(1, round(min(60 * promise.minutes * patience(), seconds_left)))
+    seconds = max(1, round(min(promise.limit * patience(), seconds_left)))
     start = time.monotonic()
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="soak-", dir=shared, ignore_cleanup_errors=True) as folder:
@@ -119,7 +119,8 @@ def run_row(promise: Promise, scale: float, seconds_left: float) -> Row:
 
 
 def _crashed(code: int | None, log: str) -> Row:
-    return {"tried": 1, "survived": 0, "why": "", "failures": [f"the process of the promise ended with {code}: {log}"]}
+    failure = f"the process of the promise ended with {code}: {log}"
+    return {"tried": 1, "survived": 0, "why": "", "cpu": 0, "failures": [failure]}
 
 
 def run_inside(promise: Promise, scale: float, answer: Path) -> int:
@@ -143,6 +144,7 @@ def run_inside(promise: Promise, scale: float, answer: Path) -> int:
         trials.add(1, 0, f"{type(error).__name__}: {error}")
     signal.alarm(0)
     row = {"tried": trials.tried, "survived": trials.survived, "failures": trials.failures, "why": why}
+    row["cpu"] = round(sum(os.times()[:4]))
     answer.with_suffix(".tmp").write_text(json.dumps(row))
     answer.with_suffix(".tmp").replace(answer)
     return 0
@@ -220,10 +222,10 @@ def write_page(page: Path, rows: dict[str, Row]) -> None:
     shown = {name: rows[name] for name in PROMISES if name in rows}
     missing = [name for name in PROMISES if name not in rows]
     lines = [f"Run on: {kind}." for kind in dict.fromkeys(row["machine"] for row in shown.values())]
-    lines += ["", "| promise | tried | survived | seconds | commit | date |", "|---|---|---|---|---|---|"]
+    lines += ["", "| promise | tried | survived | processor seconds | commit | date |", "|---|---|---|---|---|---|"]
     for name, row in shown.items():
         commit = row["commit"][:9] + row["commit"][40:]
-        cells = [PROMISES[name].text, tried_text(row), f"{row['survived']:,}", row["seconds"], commit, row["date"]]
+        cells = [PROMISES[name].text, tried_text(row), f"{row['survived']:,}", row["cpu"], commit, row["date"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines.append("")
     for name, reason in reasons(shown):
