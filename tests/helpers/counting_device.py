@@ -2,17 +2,25 @@
 
 torch allows a Python backend in place of an accelerator (`PrivateUse1`). A tensor of this one holds a CPU tensor; the
 operations that reach it are those that would reach a GPU. A backend cannot be unregistered, so `test_accelerator.py`
-runs this file as a script: JSON of {label: [model, overrides]} in, counts per step out.
+runs this file as a script: JSON of {label: [model, overrides]} in, counts per step out. `benchmarks/gpu_launches.py`
+counts the paper's models with it.
+
+An operation counts as the kernels that CUDA launches for it (`KERNELS`, `FOREACH`; views and allocations as none), its
+traffic as the bytes of all its operands, each once, as if nothing stayed in a cache.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
+import pkgutil
 import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +40,50 @@ torch.counting.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
 DEVICE, CPU = torch.device("counting", 0), torch.device("cpu")
 WAITS = {"_local_scalar_dense", "nonzero", "bincount", "equal", "masked_select", "_unique2", "unique_dim"}
 """Operations for whose result, or its size, the host waits."""
-KINDS = ("launches", "waits", "uploads")
+KERNELS = {"sort": 4, "topk": 2, "cumsum": 1, "median": 3, "nonzero": 4, "bincount": 4, "_unique2": 6}
+KERNELS |= {"native_layer_norm_backward": 2, "grid_sampler_2d_backward": 2, "convolution_backward": 3}
+"""CUDA kernels of the operations that need several."""
+FOREACH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""Lists of tensors of a multi-tensor operation -> tensors per list that one launch takes."""
+KINDS = ("launches", "waits", "uploads", "bytes")
 counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-"""Launches by operation, waits and uploads by function of the package."""
+"""Launches by operation, waits and uploads by function of the package, bytes by operation."""
+parts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+"""Launches, waits, uploads and bytes by part of the step."""
+current = ["other"]
+"""Part of the step that runs, innermost last."""
+
+
+def count(kind: str, name: str, number: int = 1) -> None:
+    """Add to a count and to that of the current part."""
+    counts[kind][name] += number
+    parts[kind][current[-1]] += number
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """In place of `torch.profiler.record_function`: count what follows for a part of the step."""
+    current.append(name.removeprefix("quatsphere::"))
+    try:
+        yield
+    finally:
+        current.pop()
+
+
+def kernels_of(name: str, args: Any) -> int:
+    """Number of kernels that CUDA launches for an operation."""
+    lists = [value for value in args if isinstance(value, (list, tuple)) and value and tensors(value)]
+    if name.startswith(("_foreach", "_fused", "_amp_foreach")) and lists:
+        return math.ceil(len(lists[0]) / FOREACH[min(5, len(lists))])
+    return KERNELS.get(name, 1)
+
+
+def traffic(operands: list[torch.Tensor]) -> int:
+    """Bytes of the operands, each memory once; an axis with stride 0 counts once."""
+    seen = {(x.data_ptr(), x.shape): x for x in operands}.values()
+    return sum(
+        x.element_size() * math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step) for x in seen
+    )
 
 
 def location() -> str:
@@ -84,12 +133,17 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     inside = {key: CPU if key == "device" else each(held, value) for key, value in kwargs.items()}
     out = func(*each(held, args), **inside)
     assert all(x.shape == x.held.shape for x in behind.values()), f"{name} resizes a tensor at {location()}"
-    if copies and (down or len(behind) < len(given)):
-        counts["waits" if down else "uploads"][location()] += 1
-    elif name in WAITS or (name.startswith("index") and any(x.dtype == torch.bool for x in tensors(args[1]))):
-        counts["waits"][f"{name} {location()}"] += 1
-    elif "empty" not in name and (func._schema.is_mutable or not shares_memory(tensors(out), behind.values())):
-        counts["launches"][name] += 1
+    if "empty" in name:
+        for x in tensors(out) if PLACEHOLDERS else ():
+            x.zero_()
+    elif copies and (down or len(behind) < len(given)):
+        count("waits" if down else "uploads", location())
+    elif func._schema.is_mutable or name in WAITS or not shares_memory(tensors(out), behind.values()):
+        if name in WAITS or (name.startswith("index") and any(x.dtype == torch.bool for x in tensors(args[1]))):
+            count("waits", f"{name} {location()}")
+        if name != "_local_scalar_dense":
+            count("launches", name, kernels_of(name, args))
+            count("bytes", name, traffic([held(x) for x in (*given, *tensors(out))]))
     return out if down else each(lambda x: behind[id(x)] if id(x) in behind else OnDevice(x), out)
 
 
@@ -122,18 +176,26 @@ def allocate(name: str) -> Any:
     """Kernel that creates a tensor on the device."""
 
     def make(*args: Any, **kwargs: Any) -> OnDevice:
+        made = getattr(torch.ops.aten, name)(*args, **kwargs | {"device": CPU})
         if "empty" not in name:
-            counts["launches"][name] += 1
-        return OnDevice(getattr(torch.ops.aten, name)(*args, **kwargs | {"device": CPU}))
+            count("launches", name)
+            count("bytes", name, traffic([made]))
+        elif PLACEHOLDERS:
+            made.zero_()
+        return OnDevice(made)
 
     return make
 
 
 def upload(source: torch.Tensor, target: OnDevice, non_blocking: bool = False) -> OnDevice:
     """Copy a constant made by `torch.tensor(..., device=...)` to the device."""
-    counts["uploads"][location()] += 1
+    count("uploads", location())
     target.held.copy_(source)
     return target
+
+
+PLACEHOLDERS = "--placeholders" in sys.argv
+"""True if Triton kernels are counted but not run, and uninitialised memory is zero: fast at any size."""
 
 
 class Launched:
@@ -142,10 +204,18 @@ class Launched:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **kwargs: Any) -> None:
-            counts["launches"][self.kernel.__name__] += 1
-            self.kernel[grid](*each(held, args), **kwargs)
+            count("launches", self.kernel.__name__)
+            count("bytes", self.kernel.__name__, traffic([held(x) for x in tensors((*args, *kwargs.values()))]))
+            if not PLACEHOLDERS:
+                self.kernel[grid](*each(held, args), **{key: each(held, value) for key, value in kwargs.items()})
 
         return launch
 
@@ -155,19 +225,23 @@ class Steps(Reporter):
 
     def __init__(self) -> None:
         self.counts: list[dict[str, dict[str, int]]] = []
+        self.parts: list[dict[str, dict[str, int]]] = []
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
         self.counts.append({kind: dict(counts[kind]) for kind in KINDS})
+        self.parts.append({kind: dict(parts[kind]) for kind in KINDS})
         self.losses = progress.means()
         for kind in KINDS:
             counts[kind].clear()
+            parts[kind].clear()
 
 
-def measure(config: RunConfig, folder: Path, device: torch.device) -> Steps:
+def measure(
+    config: RunConfig, folder: Path, steps: Steps, data: Any = None, device: torch.device = DEVICE
+) -> Steps:
     """Train and test on a device; return the counts."""
     importlib.import_module("quatsphere.train.run").pick_device = lambda *_: device  # type: ignore[attr-defined]
-    steps = Steps()
-    train(config, folder, reporter=steps)
+    train(config, folder, reporter=steps, data=data)
     return steps
 
 
@@ -185,10 +259,10 @@ def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         )
         for label, (name, overrides) in models.items():
             plain = {"backend": "factored"} if name == "qsv" else {}
-            there = measure(RunConfig(data, model_config(name, **overrides), *schedule), root / f"{label}-0", DEVICE)
-            here = measure(
-                RunConfig(data, model_config(name, **overrides | plain), *schedule), root / f"{label}-1", CPU
-            )
+            config = RunConfig(data, model_config(name, **overrides), *schedule)
+            there = measure(config, root / f"{label}-0", Steps())
+            config = RunConfig(data, model_config(name, **overrides | plain), *schedule)
+            here = measure(config, root / f"{label}-1", Steps(), device=CPU)
             found[label] = {"steps": there.counts, "losses": there.losses, "on_cpu": here.losses}
     return found
 
@@ -199,10 +273,14 @@ for overload in ("empty.memory_format", "empty_strided", "arange", "arange.start
 library.impl("_copy_from", upload, "PrivateUse1")
 for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
     importlib.import_module(module)._foreach_supported_types.append(OnDevice)
+importlib.import_module("quatsphere.train.step").record_function = part  # type: ignore[attr-defined]
+importlib.import_module("quatsphere.train.trainer").record_function = part  # type: ignore[attr-defined]
 if triton_gpu.available():
-    kernels = importlib.import_module("quatsphere.kernels.gpu.kernels")
-    for name in ("lift_sources_kernel", "attend_kernel", "target_gradients_kernel", "source_gradients_kernel"):
-        setattr(kernels, name, Launched(getattr(kernels, name)))
+    package = importlib.import_module("quatsphere.kernels.gpu")
+    for info in pkgutil.iter_modules(package.__path__, "quatsphere.kernels.gpu."):
+        module = importlib.import_module(info.name)
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, Launched(getattr(module, name)))
 
 if __name__ == "__main__":
     print(json.dumps(main(json.loads(sys.argv[1]))))

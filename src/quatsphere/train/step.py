@@ -81,20 +81,28 @@ class OptimisationStep:
 
     def __call__(self, batch: Batch, batch_size: int, step: int) -> StepOutput:
         """Train on this process's part of a batch of `batch_size` images; BrokenNumber before any harm is done."""
-        self._require_directions()
+        with record_function("quatsphere::finite_check"):
+            self._require_directions()
         self.rates = self.optimisers.set_rates(step, self.total_steps)
         self.optimisers.zero_grad()
-        with torch.autocast(self.device.type, AUTOCAST[self.precision], self.precision != "fp32"):
+        with (
+            record_function("quatsphere::forward"),
+            torch.autocast(self.device.type, AUTOCAST[self.precision], self.precision != "fp32"),
+        ):
             logits = self.forward(batch.images, sample_keys=batch.keys)
-        entropy = cross_entropy(logits, batch.targets, batch_size)
-        auxiliary = self.auxiliary.terms()
-        loss = entropy + sum(auxiliary.values()) / self.team.world
-        self.scaler.scale(loss).backward()
-        self.team.sum_gradients(self.model.parameters())
+        with record_function("quatsphere::losses"):
+            entropy = cross_entropy(logits, batch.targets, batch_size)
+            auxiliary = self.auxiliary.terms()
+            loss = entropy + sum(auxiliary.values()) / self.team.world
+        with record_function("quatsphere::backward"):
+            self.scaler.scale(loss).backward()
+            self.team.sum_gradients(self.model.parameters())
         with record_function("quatsphere::finite_check"):
             self._require_finite({"cross_entropy": entropy, **auxiliary})
-        self._apply_gradients()
-        repel(list(self.positions.values()), step, self.total_steps, self.config)
+        with record_function("quatsphere::optimisers"):
+            self._apply_gradients()
+        with record_function("quatsphere::repulsion"):
+            repel(list(self.positions.values()), step, self.total_steps, self.config)
         with record_function("quatsphere::constrain"):
             self.model.constrain()
         return StepOutput(logits, entropy, auxiliary)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_to_dict
@@ -82,7 +83,8 @@ class Trainer:
             output = self.step(batch, size, progress.step)
         except BrokenNumber as broken:
             self.crash(broken)
-        self.accumulate(output, batch, size)
+        with record_function("quatsphere::count"):
+            self.accumulate(output, batch, size)
 
     def accumulate(self, output: StepOutput, batch: Batch, size: int) -> None:
         """Add a step to the epoch's sums, over all processes."""
