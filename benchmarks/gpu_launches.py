@@ -32,7 +32,7 @@ from quatsphere.train.losses import AuxiliaryLosses  # noqa: E402
 BATCHES = (2, 4)
 PLAIN, REPULSION = 1, 2
 """Steps that are counted: repulsion is due at every second one."""
-PARTS = ("forward", "losses", "backward", "finite_check", "optimisers", "repulsion", "constrain", "count", "other")
+PARTS = ("forward", "losses", "backward", "finite_check", "optimisers", "repulsion", "constrain", "other")
 
 
 class Enough(BaseException):

@@ -274,10 +274,9 @@ library.impl("_copy_from", upload, "PrivateUse1")
 for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
     importlib.import_module(module)._foreach_supported_types.append(OnDevice)
 importlib.import_module("quatsphere.train.step").record_function = part  # type: ignore[attr-defined]
-importlib.import_module("quatsphere.train.trainer").record_function = part  # type: ignore[attr-defined]
 if triton_gpu.available():
     package = importlib.import_module("quatsphere.kernels.gpu")
-    for info in pkgutil.iter_modules(package.__path__, "quatsphere.kernels.gpu."):
+    for info in pkgutil.walk_packages(package.__path__, "quatsphere.kernels.gpu."):
         module = importlib.import_module(info.name)
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Launched(getattr(module, name)))

@@ -1,7 +1,11 @@
-"""One optimisation step: forward pass, losses, backward pass, check for broken numbers, updates, constraints."""
+"""One optimisation step: forward pass, losses, backward pass, check for broken numbers, updates, constraints.
+
+On an accelerator the host waits once: all checks and the sums for the metrics are one vector, read before the update.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +46,13 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Logits of this process's images and the losses of the step."""
+    """Sums of a step over the images of all processes."""
 
-    logits: Tensor
-    cross_entropy: Tensor
-    """This process's share of the mean over all images."""
-    auxiliary: dict[str, Tensor]
-    """Name -> coefficient times loss, the same in every process."""
+    cross_entropy: float
+    correct: float
+    """Number of images whose largest logit is that of their label."""
+    auxiliary: dict[str, float]
+    """Name -> coefficient times loss times the number of images."""
 
 
 class OptimisationStep:
@@ -81,7 +85,7 @@ class OptimisationStep:
 
     def __call__(self, batch: Batch, batch_size: int, step: int) -> StepOutput:
         """Train on this process's part of a batch of `batch_size` images; BrokenNumber before any harm is done."""
-        with record_function("quatsphere::finite_check"):
+        if self.device.type == "cpu":
             self._require_directions()
         self.rates = self.optimisers.set_rates(step, self.total_steps)
         self.optimisers.zero_grad()
@@ -91,42 +95,63 @@ class OptimisationStep:
         ):
             logits = self.forward(batch.images, sample_keys=batch.keys)
         with record_function("quatsphere::losses"):
-            entropy = cross_entropy(logits, batch.targets, batch_size)
-            auxiliary = self.auxiliary.terms()
-            loss = entropy + sum(auxiliary.values()) / self.team.world
+            losses = {"cross_entropy": cross_entropy(logits, batch.targets, batch_size), **self.auxiliary.terms()}
+            entropy, *auxiliary = losses.values()
+            loss = entropy + sum(auxiliary) / self.team.world
         with record_function("quatsphere::backward"):
             self.scaler.scale(loss).backward()
             self.team.sum_gradients(self.model.parameters())
         with record_function("quatsphere::finite_check"):
-            self._require_finite({"cross_entropy": entropy, **auxiliary})
+            output = self._checked_sums(losses, logits, batch.labels, batch_size)
         with record_function("quatsphere::optimisers"):
             self._apply_gradients()
         with record_function("quatsphere::repulsion"):
             repel(list(self.positions.values()), step, self.total_steps, self.config)
         with record_function("quatsphere::constrain"):
             self.model.constrain()
-        return StepOutput(logits, entropy, auxiliary)
+        return output
 
-    def _require_directions(self) -> None:
-        """Stop if a vertex has no direction: torch's gradient of a pixel sampled at NaN ends the process."""
-        if not self.positions:
-            return
-        found = {name: p.detach() for name, p in self.positions.items()}
-        if first_not_finite([("positions", directions(torch.cat(list(found.values()))))]) is None:  # all shells at once
-            return
-        bad = first_not_finite((name, directions(p)) for name, p in found.items())
-        if bad is not None:
-            finite = bool(found[bad].isfinite().all())
-            raise BrokenNumber(bad, "has a vertex without a direction" if finite else "is not finite")
+    def _checked_sums(self, losses: dict[str, Tensor], logits: Tensor, labels: Tensor, batch_size: int) -> StepOutput:
+        """Read the sums of the step; stop, all processes together, if a number of any process is not finite."""
+        entropy, *auxiliary = (loss.detach() for loss in losses.values())
+        correct = (logits.detach().argmax(1) == labels).sum()
+        checks = [self._directions().sum()] if self.positions and self.device.type != "cpu" else []
+        if not self.scaler.is_enabled():
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.numel()]
+            checks.append(torch.nn.utils.get_total_norm(gradients, math.inf))
+        values = torch.stack([entropy * batch_size, correct, *auxiliary, *checks]).tolist()  # the only wait
+        bad = None if all(map(math.isfinite, values)) else self._first_broken(losses)
+        sums = torch.tensor([float(bad is not None), *values[:2]], dtype=torch.float64)
+        broken, total, right = self.team.sum(sums).tolist()
+        if broken:
+            raise bad or BrokenNumber("a loss of another process")
+        names = list(losses)[1:]
+        return StepOutput(total, right, {name: values[2 + i] * batch_size for i, name in enumerate(names)})
 
-    def _require_finite(self, losses: dict[str, Tensor]) -> None:
-        """Stop before the update, all processes together, if a loss or gradient of any process is not finite."""
+    def _first_broken(self, losses: dict[str, Tensor]) -> BrokenNumber | None:
+        """The first broken number among positions, losses and gradients, in this order."""
+        try:
+            self._require_directions()
+        except BrokenNumber as broken:
+            return broken
         named = list(losses.items())
         if not self.scaler.is_enabled():
             named += [(f"gradient of {n}", p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
         bad = first_not_finite(named)
-        if self.team.any(bad is not None):
-            raise BrokenNumber(bad or "a loss of another process")
+        return None if bad is None else BrokenNumber(bad)
+
+    def _directions(self) -> Tensor:
+        """Directions of the vertices of all shells."""
+        return directions(torch.cat([p.detach() for p in self.positions.values()]))
+
+    def _require_directions(self) -> None:
+        """Stop if a vertex has no direction: on a CPU torch's gradient of a pixel sampled at NaN ends the process."""
+        if not self.positions or first_not_finite([("positions", self._directions())]) is None:
+            return
+        bad = first_not_finite((name, directions(p.detach())) for name, p in self.positions.items())
+        if bad is not None:
+            finite = bool(self.positions[bad].detach().isfinite().all())
+            raise BrokenNumber(bad, "has a vertex without a direction" if finite else "is not finite")
 
     def _apply_gradients(self) -> None:
         """Step both optimisers; in fp16 a step whose gradients overflowed is skipped."""

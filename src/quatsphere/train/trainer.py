@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_to_dict
@@ -24,7 +23,7 @@ from quatsphere.nn.trace import Trace, field_motion, routing_entropy, routing_pe
 from quatsphere.runtime import working_time
 from quatsphere.storage.atomic import write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_best
-from quatsphere.train.batches import Batch, Batches
+from quatsphere.train.batches import Batches
 from quatsphere.train.checkpointing import CheckpointSaver, RunContext, require_sound, restore_weights, take_snapshot
 from quatsphere.train.evaluation import evaluate, predict_logits
 from quatsphere.train.reporting import Progress
@@ -83,18 +82,13 @@ class Trainer:
             output = self.step(batch, size, progress.step)
         except BrokenNumber as broken:
             self.crash(broken)
-        with record_function("quatsphere::count"):
-            self.accumulate(output, batch, size)
+        self.accumulate(output, size)
 
-    def accumulate(self, output: StepOutput, batch: Batch, size: int) -> None:
-        """Add a step to the epoch's sums, over all processes."""
-        correct = (output.logits.detach().argmax(1) == batch.labels).sum()
-        entropy = output.cross_entropy.detach() * size
-        sums = self.context.team.sum(torch.stack((entropy, correct)).double().cpu())
-        values = {name: float(value.detach()) * size for name, value in output.auxiliary.items()}
-        total = float(sums[0]) + sum(values.values())
-        self.progress.add({"loss": total, "cross_entropy": float(sums[0]), **values})
-        self.progress.add({"accuracy": float(sums[1]), "images": float(size)})
+    def accumulate(self, output: StepOutput, size: int) -> None:
+        """Add a step to the epoch's sums."""
+        total = output.cross_entropy + sum(output.auxiliary.values())
+        self.progress.add({"loss": total, "cross_entropy": output.cross_entropy, **output.auxiliary})
+        self.progress.add({"accuracy": output.correct, "images": float(size)})
         self.progress.step += 1
         self.progress.step_in_epoch += 1
 
