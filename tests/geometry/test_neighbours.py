@@ -86,6 +86,48 @@ def test_a_search_finds_what_sorting_all_distances_finds(
     assert torch.equal(nb._nearest(targets, sources, k, SEARCHES[search](sources)), dense)
 
 
+@pytest.mark.parametrize("layout", LARGE)
+@pytest.mark.parametrize("tile", [(5000, 100), (300, 64), (2**22, 2**12)])
+def test_sorted_tiles_of_an_accelerator_find_the_same(
+    layout: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running k nearest over tiles of sources, ties across the borders of tiles included."""
+    targets, sources, k = LARGE[layout]
+    expected = nb.nearest_neighbours(targets, sources, k)
+    for name, value in zip(("TILE", "SORTED"), tile, strict=True):
+        monkeypatch.setattr(nb, name, value)
+    assert torch.equal(nb._nearest_by_sorting(targets.double(), sources.double(), k), expected)
+
+
+def test_sorted_tiles_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No array has more than TILE distances (and k per target), whatever the number of vertices."""
+    monkeypatch.setattr(nb, "TILE", 2**19)
+    sizes: list[int] = []
+    squares = nb._squares
+
+    def recorded(targets: Tensor, sources: Tensor) -> Tensor:
+        found = squares(targets, sources)
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(nb, "_squares", recorded)
+    shell = sphere.fibonacci_sphere(21_000)
+    rows = torch.arange(0, 21_000, 60)
+    found = nb._nearest_by_sorting(shell[rows].double(), shell.double(), 16)
+    assert max(sizes) <= 2**19
+    assert torch.equal(found, nb.nearest_neighbours(shell, shell, 16)[rows])
+
+
+def test_nearest_others_never_name_the_point_itself() -> None:
+    """Also where so many points coincide that a point is not among its own k + 1 nearest."""
+    points = torch.cat((torch.zeros(9, 3), sphere.fibonacci_sphere(20)))
+    found = nb.nearest_others(points, 4)
+    nearest = nb.nearest_neighbours(points, points, 5)
+    for point in range(len(points)):
+        others = [j for j in nearest[point].tolist() if j != point]
+        assert found[point].tolist() == others[:4]
+
+
 def test_graphs_without_scipy_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     targets, sources = plane.flat_lattice(640), plane.flat_lattice(512)
     with_tree = nb.nearest_neighbours(targets, sources, 16)
@@ -142,6 +184,15 @@ def test_reverse_neighbours_lists_every_edge_once() -> None:
         assert (graph.reshape(-1)[own] == source).all()
         assert torch.equal(own, own.sort().values)
         assert torch.equal(own // 5, listeners[source][: len(own)])
+
+
+def test_reversed_edges_are_those_of_reverse_neighbours() -> None:
+    graph = nb.nearest_neighbours(sphere.fibonacci_sphere(48), sphere.fibonacci_sphere(40), 5)
+    offsets, edges = nb.reverse_edges(graph, 40)
+    padded, _ = nb.reverse_neighbours(graph, 40)
+    assert (offsets[0], offsets[-1]) == (0, 48 * 5)
+    for source in range(40):
+        assert torch.equal(edges[offsets[source] : offsets[source + 1]], padded[source][padded[source] >= 0])
 
 
 @pytest.mark.parametrize(("sources", "targets"), [(128, 192), (320, 384), (7, 3), (1, 4), (5, 5)])

@@ -11,7 +11,7 @@ from torch import Tensor
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.optim import RenormalisedAdamW, RiemannianAdam
-from quatsphere.optim.riemannian_adam import adam_step, pull_back, retract
+from quatsphere.optim.riemannian_adam import _product, _product_table, adam_step, pull_back, retract
 
 
 def units(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -160,3 +160,32 @@ def test_renormalised_adamw_stays_on_the_sphere() -> None:
         loss(q).backward()
         optimiser.step()
     assert torch.allclose(q.norm(dim=-1), torch.ones(20, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("conjugate", [False, True])
+def test_the_product_by_table_is_the_hamilton_product(conjugate: bool) -> None:
+    """The form for accelerators; q* ⊗ g with `conjugate`."""
+    a, b = units(50), torch.randn(50, 4, dtype=torch.float64)
+    expected = Q.relative(a, b) if conjugate else Q.multiply(a, b)
+    found = _product(a, b, *_product_table(a.device, a.dtype, conjugate))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
+def test_moments_share_memory_and_survive_replacement() -> None:
+    """Each tensor's moments are views of one; a restored state, in tensors of its own, gives the same steps."""
+    start = [units(5, 2), units(7)]
+    runs = []
+    for replaced in (False, True):
+        params = [q.clone().requires_grad_() for q in start]
+        optimiser = RiemannianAdam(params, lr=1e-2)
+        for step in range(4):
+            for i, p in enumerate(params):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + i)).double()
+            optimiser.step()
+            moments = [optimiser.state[p]["mean"] for p in params]
+            assert moments[0].untyped_storage().data_ptr() == moments[1].untyped_storage().data_ptr()
+            if replaced:
+                for p in params:
+                    optimiser.state[p] = {key: value.clone() for key, value in optimiser.state[p].items()}
+        runs.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -17,6 +17,9 @@ Resample = Literal["index", "geometric"]
 TILE = 2**22
 """Maximum number of distances in memory; larger problems are split into tiles of targets."""
 
+SORTED = 2**12
+"""Sources whose distances are sorted together on an accelerator, at most."""
+
 TREE = 2**18
 """Number of target-source pairs above which a k-d tree finds the candidates, if scipy is installed."""
 
@@ -40,9 +43,10 @@ def nearest_neighbours(
 ) -> Int[Tensor, "t {k}"]:
     """The k nearest sources of each target `(V_target, k)`, nearest first, ties ordered by index.
 
-    Distances are taken in float64 from coordinate differences, so that every device ranks equal positions equally, and
-    ranked exactly among candidates from a k-d tree (or, without scipy, from tiles of the distance matrix): the time is
-    O(V log V). The angular metric ranks by the chord between directions, which grows with the angle.
+    Distances are taken in float64 from coordinate differences, so that every device ranks equal positions equally. On
+    CPUs they are ranked exactly among candidates from a k-d tree (or, without scipy, from tiles of the distance
+    matrix): the time is O(V log V). Accelerators sort tiles of the distances, without a wait for the host. The angular
+    metric ranks by the chord between directions, which grows with the angle.
     """
     if not 1 <= k <= len(sources):
         raise ConfigError(
@@ -54,6 +58,8 @@ def nearest_neighbours(
         if metric == "angular":
             targets = targets / targets.norm(dim=-1, keepdim=True)
             sources = sources / sources.norm(dim=-1, keepdim=True)
+        if targets.device.type != "cpu":
+            return _nearest_by_sorting(targets, sources, k)
         large = len(targets) * len(sources) > TREE
         return _nearest(targets, sources, k, (_tree(sources) if large else None) or _tiles(sources))
 
@@ -62,8 +68,9 @@ def nearest_others(points: Float[Tensor, "v d"], k: int, metric: Metric = "eucli
     """The k nearest points of each point besides itself, nearest first, ties ordered by index."""
     found = nearest_neighbours(points, points, k + 1, metric)
     own = found == torch.arange(len(points), device=found.device)[:, None]
-    own[:, -1] |= ~own.any(1)  # among more than k + 1 coinciding points a point may miss itself
-    return found[~own].reshape(-1, k)
+    slot = torch.arange(k, device=found.device)
+    before = torch.where(own.any(1), own.byte().argmax(1), k)  # coinciding points may exclude a point from its own row
+    return found.gather(1, slot + (slot >= before[:, None]).long())
 
 
 def knn(points: Float[Tensor, "*b v d"], k: int, batch: Int[Tensor, "v"] | None = None) -> Int[Tensor, "*b v {k}"]:
@@ -138,6 +145,25 @@ def _rank(targets: Tensor, sources: Tensor, candidates: Tensor, k: int) -> tuple
     return candidates.gather(1, order[:, :k]), certain
 
 
+def _nearest_by_sorting(targets: Tensor, sources: Tensor, k: int) -> Tensor:
+    """Sort the distances of tiles of sources, each together with the k nearest of the tiles before it.
+
+    A stable sort keeps the order of the index among ties. The operations depend on the sizes alone, so the host never
+    waits for the device, and no more than TILE distances are in memory.
+    """
+    found = []
+    for rows in targets.split(max(1, TILE // min(len(sources), SORTED))):
+        square, near = (x[:, :k] for x in _squares(rows[:, None], sources[None, :SORTED]).sort(dim=1, stable=True))
+        for start in range(SORTED, len(sources), SORTED):
+            tile = sources[start : start + SORTED]
+            index = torch.arange(start, start + len(tile), device=rows.device).expand(len(rows), -1)
+            square = torch.cat((square, _squares(rows[:, None], tile[None])), dim=1)
+            square, order = (x[:, :k] for x in square.sort(dim=1, stable=True))
+            near = torch.cat((near, index), dim=1).gather(1, order)
+        found.append(near)
+    return torch.cat(found)
+
+
 def _tree(sources: Tensor) -> Search | None:
     """Search by a k-d tree, if scipy is installed and the sources are finite and on a CPU."""
     if sources.device.type != "cpu" or not sources.isfinite().all():
@@ -166,6 +192,17 @@ def _tiles(sources: Tensor) -> Search:
     return search
 
 
+def reverse_edges(
+    neighbours: Int[Tensor, "t k"], sources: int
+) -> tuple[Int[Tensor, "{sources}+1"], Int[Tensor, "edges"]]:
+    """Edges grouped by source: (offsets, edges); those that leave source j are edges[offsets[j] : offsets[j + 1]].
+
+    Edges are numbered i*k + slot and ascend within a source. Shapes do not depend on the graph.
+    """
+    ends, edges = neighbours.reshape(-1).sort(stable=True)
+    return torch.searchsorted(ends, torch.arange(sources + 1, device=ends.device)), edges
+
+
 def reverse_neighbours(
     neighbours: Int[Tensor, "t k"], sources: int
 ) -> tuple[Int[Tensor, "s degree"], Int[Tensor, "s degree"]]:
@@ -174,13 +211,11 @@ def reverse_neighbours(
     Rows are in ascending edge order and padded with edge -1 (target 0), so that a sum over a source's edges is
     a gather in a fixed order: reproducible on every device, unlike a scatter.
     """
-    flat = neighbours.reshape(-1)
-    order = flat.sort(stable=True).indices
-    degree = torch.bincount(flat, minlength=sources)
-    start = degree.cumsum(0) - degree
-    slot = torch.arange(int(degree.max()), device=flat.device)
+    offsets, order = reverse_edges(neighbours, sources)
+    degree = offsets.diff()
+    slot = torch.arange(int(degree.max()), device=order.device)
     present = slot[None] < degree[:, None]
-    edges = order[(start[:, None] + slot[None]).clamp(max=len(flat) - 1)]
+    edges = order[(offsets[:-1, None] + slot[None]).clamp(max=len(order) - 1)]
     edges = torch.where(present, edges, -1)
     return edges, torch.where(present, edges // neighbours.shape[1], 0)
 

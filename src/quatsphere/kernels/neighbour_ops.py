@@ -10,16 +10,67 @@ The derivative of each consists of the other two, so they suffice for gradients 
 slots with `index_select`; the sum over the targets of a source iterates over the reversed graph in a fixed order.
 Without scatters and atomic additions, results are bit-identical for any number of threads. They are custom operators of
 torch, which torch.compile does not trace. Forward mode and `torch.func` do not support those and use one row per edge.
+
+A graph is reversed by a sort. `ReversedGraph` keeps the result for as long as the graph does not change, so that an
+accelerator sorts when a graph is built and not in every backward pass.
 """
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quatsphere.geometry.neighbours import reverse_neighbours
+from quatsphere.geometry.neighbours import reverse_edges, reverse_neighbours
 from quatsphere.kernels.transforms import transformed
 from quatsphere.torch_operators import operator
+
+
+class ReversedGraph:
+    """The edges of a graph grouped by source, in memory that stays in place when the graph changes.
+
+    Valid for the memory and version of `neighbours` at the last `update`; `find` returns no other.
+    """
+
+    _by_memory: dict[int, "weakref.ref[ReversedGraph]"] = {}
+
+    def __init__(self, neighbours: Tensor, sources: int) -> None:
+        self.neighbours, self.sources = neighbours, sources
+        self.offsets, self.edges = reverse_edges(neighbours, sources)
+        self._mark()
+
+    def update(self) -> None:
+        """Reverse the graph again, after `neighbours` was changed in place."""
+        offsets, edges = reverse_edges(self.neighbours, self.sources)
+        self.offsets.copy_(offsets)
+        self.edges.copy_(edges)
+        self._mark()
+
+    def _mark(self) -> None:
+        self._version, self._padded = self.neighbours._version, None
+        self._by_memory[self.neighbours.data_ptr()] = weakref.ref(self)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """`reverse_neighbours` of the graph: the host waits for it once per graph."""
+        if self._padded is None:
+            self._padded = reverse_neighbours(self.neighbours, self.sources)
+        return self._padded
+
+    @classmethod
+    def find(cls, neighbours: Tensor, sources: int) -> "ReversedGraph | None":
+        """The reverse of a graph if it was made before and the graph has not changed since."""
+        known = cls._by_memory.get(neighbours.data_ptr(), lambda: None)()
+        if known is None or neighbours.is_inference():
+            return None
+        same = known.neighbours.shape == neighbours.shape and known.neighbours.stride() == neighbours.stride()
+        same &= known.neighbours.device == neighbours.device and known.sources == sources
+        return known if same and known._version == neighbours._version else None
+
+
+def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:
+    """`reverse_edges` of a graph, sorted only if no `ReversedGraph` has it."""
+    known = ReversedGraph.find(neighbours, sources)
+    return reverse_edges(neighbours, sources) if known is None else (known.offsets, known.edges)
 
 
 def edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
@@ -75,11 +126,12 @@ def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: i
     """`scatter_sum`, edge by edge of each source."""
     B, _, _, H = weights.shape
     out = target.new_zeros(B, sources, H, target.shape[-1])
-    edges, targets = reverse_neighbours(neighbours, sources)
-    flat = weights.reshape(B, -1, H)
-    for edge, index in zip(edges.unbind(1), targets.unbind(1), strict=True):
-        weight = flat.index_select(1, edge.clamp(min=0)) * (edge >= 0).to(flat.dtype)[:, None]
-        out.addcmul_(weight.unsqueeze(-1), target.index_select(1, index))
+    known = ReversedGraph.find(neighbours, sources)
+    edges, targets = reverse_neighbours(neighbours, sources) if known is None else known.padded()
+    flat = weights.reshape(B, -1, H).index_select(1, edges.clamp(min=0).flatten()).unflatten(1, edges.shape)
+    flat = flat * (edges >= 0).to(flat.dtype)[..., None]
+    for slot, index in enumerate(targets.unbind(1)):
+        out.addcmul_(flat[:, :, slot].unsqueeze(-1), target.index_select(1, index))
     return out
 
 

@@ -15,6 +15,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry import neighbours as nb
 from quatsphere.geometry import plane, sphere
 from quatsphere.kernels import Mixing, outside_transforms, resample_vertices
+from quatsphere.kernels.neighbour_ops import ReversedGraph
 
 
 class Shell(nn.Module):
@@ -96,7 +97,8 @@ class Graph(nn.Module):
         for name in ("neighbours", "resample_indices", "resample_weights"):
             self.register_buffer(name, None, persistent=False)
         self._positions_seen: tuple[object, ...] = ()
-        self._resampled_in: torch.dtype | None = None
+        self._resampled_in: tuple[torch.dtype, torch.device] | None = None
+        self._reversed: dict[str, ReversedGraph] = {}
 
     def extra_repr(self) -> str:
         """Number of targets, neighbours of each, and the metric."""
@@ -113,13 +115,32 @@ class Graph(nn.Module):
             self._positions_seen = seen
             targets, sources = (positions.detach() for positions in both)
             if self.others:
-                self.neighbours = nb.nearest_others(targets, self.k, self.metric)
+                found = nb.nearest_others(targets, self.k, self.metric)
             else:
-                self.neighbours = nb.nearest_neighbours(targets, sources, self.k, self.metric)
-            constant = self.resample_rule == "index" and self._resampled_in == sources.dtype
+                found = nb.nearest_neighbours(targets, sources, self.k, self.metric)
+            self._set("neighbours", found, source.count)
+            constant = self.resample_rule == "index" and self._resampled_in == (sources.dtype, sources.device)
             if source.count != target.count and not constant:
-                self.resample_indices, self.resample_weights = self._resampling(source, target)
-                self._resampled_in = sources.dtype
+                indices, self.resample_weights = self._resampling(source, target)
+                self._set("resample_indices", indices, source.count)
+                self._resampled_in = (sources.dtype, sources.device)
+
+    def _set(self, name: str, table: Tensor, sources: int) -> None:
+        """Set a table of rows of the sources.
+
+        On an accelerator its edges are reversed here, once per graph, and a changed table is written where the old one
+        was: recorded CUDA graphs read both at fixed addresses.
+        """
+        if table.device.type == "cpu":
+            setattr(self, name, table)
+            return
+        known = self._reversed.get(name)
+        if known is None or known.neighbours is not getattr(self, name) or known.neighbours.is_inference():
+            setattr(self, name, table)
+            self._reversed[name] = ReversedGraph(table, sources)
+        else:
+            known.neighbours.copy_(table)
+            known.update()
 
     def _resampling(self, source: Shell, target: Shell) -> tuple[Tensor, Tensor]:
         """Rows and weights of `interp`; the weights are rounded once, to the precision of the positions."""

@@ -121,7 +121,8 @@ class Optimisers:
         for optimiser, name, parameter in self._parameters():
             for key in _moments(optimiser, parameter):
                 if f"{name}/{key}" in state:
-                    place = "cpu" if key == "step" else parameter.device
+                    host = key == "step" and not optimiser.defaults.get("fused")
+                    place = torch.device("cpu") if host else parameter.device
                     optimiser.state[parameter][key] = state[f"{name}/{key}"].to(place).clone()
 
     def state_misfit(self, state: Mapping[str, Tensor]) -> str | None:
@@ -162,13 +163,12 @@ def _moments(optimiser: torch.optim.Optimizer, parameter: Tensor) -> dict[str, t
 
 
 def _adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.AdamW:
-    """AdamW; on CPUs torch's fused one, which passes over each tensor once.
+    """torch's fused AdamW, which passes over each tensor once and steps a group in one launch.
 
     A fused step changes tensors without incrementing their version, from which graphs detect moved positions: the hook
     increments it.
     """
-    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
-    optimiser = torch.optim.AdamW(groups, lr=lr, fused=True if on_cpu else None)
+    optimiser = torch.optim.AdamW(groups, lr=lr, fused=True)
     optimiser.register_step_post_hook(_increment_versions)
     return optimiser
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +20,9 @@ def pull_back(q: Float[Tensor, "*batch 4"], gradient: Float[Tensor, "*batch 4"])
 
     Computed as Im(q* ⊗ g): q* ⊗ q is real, so the part along q vanishes.
     """
-    return quaternion.relative(q, gradient)[..., 1:]
+    if q.is_cpu:
+        return quaternion.relative(q, gradient)[..., 1:]
+    return _product(q, gradient, *_product_table(q.device, q.dtype, conjugate=True))[..., 1:]
 
 
 def adam_step(
@@ -33,7 +37,25 @@ def adam_step(
 
 def retract(q: Float[Tensor, "*batch 4"], step: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
     """q ← normalize(q ⊗ exp(Δω)) (eq:rieadam)."""
-    return quaternion.normalize(quaternion.multiply(q, quaternion.exp(step)), check=False)
+    turn = quaternion.exp(step)
+    moved = quaternion.multiply(q, turn) if q.is_cpu else _product(q, turn, *_product_table(q.device, q.dtype))
+    return quaternion.normalize(moved, check=False)
+
+
+def _product(a: Tensor, b: Tensor, order: Tensor, signs: Tensor) -> Tensor:
+    """Hamilton product in 4 operations instead of 29, for accelerators, where each is a launch: 16 products, sorted."""
+    products = (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
+    return (products.index_select(-1, order) * signs).unflatten(-1, (4, 4)).sum(-1)
+
+
+@functools.cache
+def _product_table(device: torch.device, dtype: torch.dtype, conjugate: bool = False) -> tuple[Tensor, Tensor]:
+    """Which of the products a_i b_j (number 4 i + j), four per component, a Hamilton product sums, and their signs."""
+    units = torch.eye(4, device="cpu")
+    left = quaternion.conjugate(units) if conjugate else units
+    table = quaternion.multiply(left[:, None], units[None]).flatten(0, 1).T  # (component, product)
+    order = table.abs().argsort(dim=1, descending=True, stable=True)[:, :4]
+    return order.flatten().to(device), table.gather(1, order).flatten().to(device, dtype)
 
 
 class RiemannianAdam(torch.optim.Optimizer):
@@ -41,7 +63,7 @@ class RiemannianAdam(torch.optim.Optimizer):
 
     Both moments are in su(2) at the identity, to which left multiplication maps every tangent space: they need no
     transport between steps, and the method commutes with global left rotations. All tensors of a group are stepped at
-    once. `p.grad` is not modified.
+    once; their moments are views of one tensor. `p.grad` is not modified.
     """
 
     def __init__(
@@ -85,17 +107,27 @@ class RiemannianAdam(torch.optim.Optimizer):
     def _step_batch(self, params: list[Tensor], lr: float, betas: tuple[float, float], eps: float) -> None:
         q = torch.cat([p.reshape(-1, 4) for p in params])
         gradient = torch.cat([p.grad.reshape(-1, 4) for p in params if p.grad is not None])
-        mean, square = (torch.cat([self.state[p][name].reshape(-1, 3) for p in params]) for name in ("mean", "square"))
+        mean, square = (self._moments(params, name) for name in ("mean", "square"))
         step = int(self.state[params[0]]["step"]) + 1
         q = retract(q, adam_step(pull_back(q, gradient), mean, square, step, lr, betas, eps))
-        sizes = [p.numel() // 4 for p in params]
-        for p, new, new_mean, new_square in zip(
-            params, q.split(sizes), mean.split(sizes), square.split(sizes), strict=True
-        ):
-            p.copy_(new.view_as(p))
-            self.state[p]["mean"].copy_(new_mean.view_as(self.state[p]["mean"]))
-            self.state[p]["square"].copy_(new_square.view_as(self.state[p]["square"]))
+        moved = q.split([p.numel() // 4 for p in params])
+        torch._foreach_copy_(params, [new.view_as(p) for p, new in zip(params, moved, strict=True)])
+        for p in params:
             self.state[p]["step"] += 1
+
+    def _moments(self, params: list[Tensor], name: str) -> Tensor:
+        """The moments of all tensors in one (N, 3), of which the state of each is a view."""
+        views = [self.state[p][name] for p in params]
+        whole = views[0]._base
+        starts = [0, *itertools.accumulate(view.numel() for view in views)]
+        if whole is not None and all(
+            view._base is whole and view.storage_offset() == start for view, start in zip(views, starts, strict=False)
+        ):
+            return whole
+        whole = torch.cat([view.reshape(-1, 3) for view in views])
+        for p, view, part in zip(params, views, whole.split([view.numel() // 3 for view in views]), strict=True):
+            self.state[p][name] = part.view_as(view)
+        return whole
 
 
 class RenormalisedAdamW(torch.optim.AdamW):
