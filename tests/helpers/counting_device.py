@@ -31,7 +31,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from quatsphere.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from quatsphere.kernels.gpu import attention as triton_gpu
-from quatsphere.models import model_config
+from quatsphere.models import build_model, model_config
 from quatsphere.torch_operators import OPERATORS
 from quatsphere.train import Progress, Reporter, train
 
@@ -226,21 +226,40 @@ class Steps(Reporter):
     def __init__(self) -> None:
         self.counts: list[dict[str, dict[str, int]]] = []
         self.parts: list[dict[str, dict[str, int]]] = []
+        self.addresses: list[dict[str, int]] = []
+        self.model = torch.nn.Module()
 
     def step(self, progress: Progress, steps: int, epochs: int, images_per_second: float) -> None:
         self.counts.append({kind: dict(counts[kind]) for kind in KINDS})
         self.parts.append({kind: dict(parts[kind]) for kind in KINDS})
+        self.addresses.append({name: x.data_ptr() for name, x in tables(self.model).items()})
         self.losses = progress.means()
         for kind in KINDS:
             counts[kind].clear()
             parts[kind].clear()
 
 
+def tables(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a model, and the reversed edges of its graphs."""
+    found: dict[str, Any] = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, module in model.named_modules():
+        for table, known in getattr(module, "_reversed", {}).items():
+            found |= {f"{name}.{table}.offsets": known.offsets, f"{name}.{table}.edges": known.edges}
+    return found
+
+
 def measure(
     config: RunConfig, folder: Path, steps: Steps, data: Any = None, device: torch.device = DEVICE
 ) -> Steps:
     """Train and test on a device; return the counts."""
-    importlib.import_module("quatsphere.train.run").pick_device = lambda *_: device  # type: ignore[attr-defined]
+    run_module: Any = importlib.import_module("quatsphere.train.run")
+    run_module.pick_device = lambda *_: device
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        steps.model = build_model(*args, **kwargs)
+        return steps.model
+
+    run_module.build_model = build
     train(config, folder, reporter=steps, data=data)
     return steps
 
@@ -263,7 +282,8 @@ def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             there = measure(config, root / f"{label}-0", Steps())
             config = RunConfig(data, model_config(name, **overrides | plain), *schedule)
             here = measure(config, root / f"{label}-1", Steps(), device=CPU)
-            found[label] = {"steps": there.counts, "losses": there.losses, "on_cpu": here.losses}
+            moved = [name for name, at in there.addresses[-1].items() if at != there.addresses[0][name]]
+            found[label] = {"steps": there.counts, "losses": there.losses, "on_cpu": here.losses, "moved": moved}
     return found
 
 

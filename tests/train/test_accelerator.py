@@ -33,16 +33,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 PLAIN, REPULSION = 1, 3
 """The measured steps: the second of the first epoch, and the last, which has repulsion and all losses."""
 BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
-    ("qsv", PLAIN): (9772, 51),
-    ("qsv", REPULSION): (10329, 66),
-    ("qsv, triton_gpu", PLAIN): (4065, 23),
-    ("qsv, triton_gpu", REPULSION): (4622, 38),
-    ("attention", PLAIN): (2955, 30),
-    ("attention", REPULSION): (2955, 30),
-    ("resnet20", PLAIN): (270, 2),
-    ("resnet20", REPULSION): (270, 2),
-    ("linear", PLAIN): (38, 2),
-    ("linear", REPULSION): (38, 2),
+    ("qsv", PLAIN): (7914, 7),
+    ("qsv", REPULSION): (8305, 3),
+    ("qsv, triton_gpu", PLAIN): (3686, 1),
+    ("qsv, triton_gpu", REPULSION): (4149, 1),
+    ("attention", PLAIN): (1615, 1),
+    ("attention", REPULSION): (1615, 1),
+    ("resnet20", PLAIN): (239, 1),
+    ("resnet20", REPULSION): (239, 1),
+    ("linear", PLAIN): (25, 1),
+    ("linear", REPULSION): (25, 1),
 }
 """(model, step) -> (launches, waits)."""
 
@@ -70,7 +70,7 @@ def test_step_uploads_its_batch_and_stays_within_budget(runs: dict[str, Any], mo
         pytest.skip("triton is not installed")
     counts = runs[model]["steps"][step]
     launches, waits = BUDGETS[model, step]
-    assert counts["uploads"] == {"batches.py:to": 4}, "only images, targets, labels and keys move to the device"
+    assert counts["uploads"] == {"batches.py:<genexpr>": 4}, "only images, targets, labels and keys are copied"
     assert sum(counts["launches"].values()) <= launches, counts["launches"]
     assert sum(counts["waits"].values()) <= waits, counts["waits"]
 
@@ -79,3 +79,8 @@ def test_losses_equal_those_of_the_cpu(runs: dict[str, Any]) -> None:
     """Dropout masks are equal as well: they depend only on keys and positions."""
     for run in runs.values():
         assert run["losses"] == pytest.approx(run["on_cpu"], rel=1e-4, abs=1e-8)
+
+
+def test_tables_stay_at_their_addresses(runs: dict[str, Any]) -> None:
+    """Recorded CUDA graphs read parameters, neighbours and reversed edges where they were, also after repulsion."""
+    assert {label: run["moved"] for label, run in runs.items()} == dict.fromkeys(runs, [])

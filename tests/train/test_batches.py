@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quatsphere.config import DataConfig
 from quatsphere.data import Dataset
-from quatsphere.train.batches import Batch, Batches, epoch_order
+from quatsphere.train.batches import Batch, Batches, BatchFeed, epoch_order
 from quatsphere.train.run import load_data
 
 CPU = torch.device("cpu")
@@ -116,3 +116,29 @@ def test_without_augmentation_images_are_only_normalised(digits: Dataset) -> Non
     batch = Batches(digits, config, 0, 8, 0.0).batch(0, 0, CPU)
     expected = (digits.train.images[batch.samples].float() / 255 - digits.mean) / digits.std
     assert torch.allclose(batch.images, expected, atol=1e-6)
+
+
+def test_batches_prepared_by_a_thread_are_the_same_bits(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of training, across the end of an epoch, and after a jump as at a resume."""
+    monkeypatch.setattr(Batch, "to", lambda self, device: self)
+    batches = make(digits, 24, trivial_augment=True, mixup=0.2, cutmix=1.0)
+    feed = BatchFeed(batches, torch.device("meta"))  # any accelerator
+    assert batches.steps == 3
+    for epoch, step in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (3, 2), (4, 0), (0, 1)):
+        found, expected = feed.batch(epoch, step), make(digits, 24, trivial_augment=True, mixup=0.2, cutmix=1.0).batch(
+            epoch, step, CPU
+        )
+        for name in ("images", "targets", "labels", "keys", "samples"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), (epoch, step, name)
+
+
+def test_a_failure_in_the_thread_is_raised_by_the_step(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = make(digits, 24)
+    feed = BatchFeed(batches, torch.device("meta"))
+    feed.batch(0, 0)
+    assert feed._next is not None
+    feed._next[1].result()
+    monkeypatch.setattr(Batches, "_make", lambda *_: 1 / 0)
+    feed.batch(0, 1)
+    with pytest.raises(ZeroDivisionError):
+        feed.batch(0, 2)

@@ -212,11 +212,12 @@ def repel_(positions: Tensor, k: int, median_step: float) -> None:
     force = repulsion_force(points, k)
     size = force.norm(dim=-1, keepdim=True)
     median = size.median()
-    if median_step <= 0 or not median > 0:
+    if median_step <= 0:
         return
     angle = (size * (median_step / median)).clamp(max=0.5 * mean_spacing(len(points)))
     moved = torch.cos(angle) * points + torch.sin(angle) * force / size.clamp(min=1e-300)
-    positions.copy_(radius * directions(moved).to(positions.dtype))
+    new = radius * directions(moved).to(positions.dtype)
+    positions.copy_(torch.where(median > 0, new, positions))  # decided on the device: the host does not wait
 
 
 def repel(shells: Sequence[Tensor], step: int, total: int, config: OptimConfig) -> None:

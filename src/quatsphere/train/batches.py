@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +31,14 @@ class Batch:
     samples: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """Copy everything but `samples` to a device."""
-        return Batch(
-            self.images.to(device), self.targets.to(device), self.labels.to(device), self.keys.to(device), self.samples
-        )
+        """Copy everything but `samples` to a device, from pinned memory without a wait."""
+        tensors = (self.images, self.targets, self.labels, self.keys)
+        moved = (x.to(device, non_blocking=device.type == "cuda") for x in tensors)
+        return Batch(*moved, self.samples)
+
+    def pinned(self) -> Batch:
+        """Copy everything but `samples` to memory that a CUDA device reads by itself."""
+        return Batch(*(x.pin_memory() for x in (self.images, self.targets, self.labels, self.keys)), self.samples)
 
     def select(self, rows: slice) -> Batch:
         """Return some of the images; if there are none, one image that has no effect."""
@@ -60,9 +65,10 @@ class Batches:
 
     def samples(self, epoch: int, step: int) -> Tensor:
         """Indices of the images of a step, over all processes; the last batch of an epoch may be smaller."""
-        if self._order[0] != epoch:
-            self._order = (epoch, epoch_order(self.seed, epoch, self.count))
-        return self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
+        known = self._order  # read once: another thread may prepare the next epoch
+        if known[0] != epoch:
+            known = self._order = (epoch, epoch_order(self.seed, epoch, self.count))
+        return known[1][step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int, device: torch.device, rank: int = 0, world: int = 1) -> Batch:
         """Part of process `rank` of `world`; where mixing pairs images, the whole batch is made and then divided.
@@ -93,3 +99,32 @@ class Batches:
         )
         keys = fold(name_seed(self.seed, "dropout"), epoch, samples)
         return Batch(images, targets, labels, keys, samples)
+
+
+class BatchFeed:
+    """Batches of one process in the order of training.
+
+    For an accelerator a thread prepares the next batch, in pinned memory for CUDA, while the step runs. A batch is a
+    function of seed, epoch and step, so that this changes no bit of it.
+    """
+
+    def __init__(self, batches: Batches, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        self.batches, self.device, self.part = batches, device, (rank, world)
+        self._thread = None if device.type == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: tuple[tuple[int, int], Future[Batch]] | None = None
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the batch of a step on the device, and begin to prepare the one after it."""
+        if self._thread is None:
+            return self.batches.batch(epoch, step, self.device, *self.part)
+        if self._next is not None and self._next[0] == (epoch, step):
+            made = self._next[1].result()
+        else:
+            made = self._prepare(epoch, step)
+        later = (epoch, step + 1) if step + 1 < self.batches.steps else (epoch + 1, 0)
+        self._next = (later, self._thread.submit(self._prepare, *later))
+        return made.to(self.device)
+
+    def _prepare(self, epoch: int, step: int) -> Batch:
+        made = self.batches.batch(epoch, step, torch.device("cpu"), *self.part)
+        return made.pinned() if self.device.type == "cuda" else made

@@ -23,7 +23,7 @@ from quatsphere.nn.trace import Trace, field_motion, routing_entropy, routing_pe
 from quatsphere.runtime import working_time
 from quatsphere.storage.atomic import write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_best
-from quatsphere.train.batches import Batches
+from quatsphere.train.batches import Batches, BatchFeed
 from quatsphere.train.checkpointing import CheckpointSaver, RunContext, require_sound, restore_weights, take_snapshot
 from quatsphere.train.evaluation import evaluate, predict_logits
 from quatsphere.train.reporting import Progress
@@ -41,6 +41,7 @@ class Trainer:
         self.config, self.dataset, self.model, self.context = config, dataset, model.to(context.device), context
         train = config.train
         self.batches = Batches(dataset, config.data, train.seed, train.batch_size, train.label_smoothing)
+        self.feed = BatchFeed(self.batches, context.device, context.team.rank, context.team.world)
         self.total_steps = train.epochs * self.batches.steps
         self.step = OptimisationStep(
             self.model, train, config.optim, self.total_steps, device=context.device, team=context.team
@@ -74,9 +75,9 @@ class Trainer:
 
     def train_step(self, step: int) -> None:
         """Train on one batch of the current epoch and add its losses to the epoch's sums."""
-        progress, team = self.progress, self.context.team
+        progress = self.progress
         self._position = (progress.epoch, step)
-        batch = self.batches.batch(progress.epoch, step, self.context.device, team.rank, team.world)
+        batch = self.feed.batch(progress.epoch, step)
         size = len(self.batches.samples(progress.epoch, step))
         try:
             output = self.step(batch, size, progress.step)
