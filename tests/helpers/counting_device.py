@@ -248,9 +248,7 @@ def tables(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def measure(
-    config: RunConfig, folder: Path, steps: Steps, data: Any = None, device: torch.device = DEVICE
-) -> Steps:
+def measure(config: RunConfig, folder: Path, steps: Steps, data: Any = None, device: torch.device = DEVICE) -> Steps:
     """Train and test on a device; return the counts."""
     run_module: Any = importlib.import_module("quatsphere.train.run")
     run_module.pick_device = lambda *_: device

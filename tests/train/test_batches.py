@@ -125,8 +125,9 @@ def test_batches_prepared_by_a_thread_are_the_same_bits(digits: Dataset, monkeyp
     feed = BatchFeed(batches, torch.device("meta"))  # any accelerator
     assert batches.steps == 3
     for epoch, step in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (3, 2), (4, 0), (0, 1)):
-        found, expected = feed.batch(epoch, step), make(digits, 24, trivial_augment=True, mixup=0.2, cutmix=1.0).batch(
-            epoch, step, CPU
+        found, expected = (
+            feed.batch(epoch, step),
+            make(digits, 24, trivial_augment=True, mixup=0.2, cutmix=1.0).batch(epoch, step, CPU),
         )
         for name in ("images", "targets", "labels", "keys", "samples"):
             assert torch.equal(getattr(found, name), getattr(expected, name)), (epoch, step, name)

@@ -17,18 +17,19 @@ from typing import Any
 
 import torch
 
-from quatsphere.bench import graphs, kernel, step
+from quatsphere.bench import gpu, graphs, kernel, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
 from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 
 BENCH_FORMAT = 1
 """Version of the schema in docs/performance.md."""
-TIME_KEYS = {"kernel": "best_ms", "step": "best_ms", "inference": "best_ms", "graphs": "best_ms", "scaling": "seconds"}
+TIME_KEYS = dict.fromkeys(("kernel", "step", "inference", "graphs", "gpu", "gpu_inference"), "best_ms")
+TIME_KEYS |= {"scaling": "seconds"}
 """subject -> key of its time."""
 _MEASURED = {"variant": str, "batch": int, "best_ms": float, "peak_mb?": (float, None)}
 RECORD_SHAPE = {
-    **{key: [_MEASURED] for key in ("kernel?", "step?", "inference?")},
+    **{key: [_MEASURED] for key in ("kernel?", "step?", "inference?", "gpu?", "gpu_inference?")},
     "scaling?": [{"vertices": int, "seconds": float, "peak_mb?": (float, None)}],
 }
 """Fields of a record that a comparison reads, as `storage.sealed_json.misfit` checks them."""
@@ -275,6 +276,11 @@ def measure_graphs(settings: BenchSettings, report: Callable[[str], None]) -> Su
     return {"graphs": rows}
 
 
+def measure_gpu(settings: BenchSettings, report: Callable[[str], None]) -> Row:
+    """Training steps and inference on the GPU."""
+    return gpu.measure_gpu(settings.batch or 128, settings.rounds, settings.overrides, report)
+
+
 def count_cpu(run: Pass, spent: list[float]) -> Pass:
     """Pass that appends the processor time of `run`, in milliseconds, to `spent`."""
 
@@ -286,12 +292,13 @@ def count_cpu(run: Pass, spent: list[float]) -> Pass:
     return counted
 
 
-MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], SubjectRows]] = {
+MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], Row]] = {
     "kernel": measure_kernel,
     "step": measure_step,
     "inference": measure_inference,
     "graphs": measure_graphs,
     "scaling": measure_scaling,
+    "gpu": measure_gpu,
 }
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from quatsphere.train.batches import Batch
 from quatsphere.train.losses import smooth_targets
 from quatsphere.train.step import OptimisationStep
 
+CPU = torch.device("cpu")
 TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
 EAGER = ["qsv", "attention fused", "attention dense"]
@@ -78,16 +79,17 @@ def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
 class TrainingStep:
     """`OptimisationStep` on one batch of random images; repulsion, due every tenth step, is `repulse`."""
 
-    def __init__(self, variant: str, batch: int, **overrides: Any) -> None:
-        self.model = model = build(variant, **overrides)
+    def __init__(self, variant: str, batch: int, *, device: torch.device = CPU, **overrides: Any) -> None:
+        self.model = model = build(variant, **overrides).to(device)
         words, classes, size = variant.split(), model.config.num_classes, model.config.image_size
         train = TrainConfig(compile="compiled" in words, precision="bf16" if "bf16" in words else "fp32")
-        self.optimise = OptimisationStep(model, train, OptimConfig(repulsion=False), TOTAL)
+        self.optimise = OptimisationStep(model, train, OptimConfig(repulsion=False), TOTAL, device=device)
         self.optimise.auxiliary.store_fields()
         self.positions = list(self.optimise.positions.values())
         labels, keys = torch.arange(batch) % classes, torch.arange(batch)
         targets = smooth_targets(labels, classes, train.label_smoothing)
-        self.batch = Batch(torch.randn(batch, model.config.in_channels, size, size), targets, labels, keys, keys)
+        images = torch.randn(batch, model.config.in_channels, size, size)
+        self.batch = Batch(images, targets, labels, keys, keys).to(device)
         self.step = 0
 
     def __call__(self) -> None:
@@ -100,14 +102,14 @@ class TrainingStep:
         self.model.constrain()
 
 
-def inference(variant: str, batch: int, **overrides: Any) -> Pass:
+def inference(variant: str, batch: int, *, device: torch.device = CPU, **overrides: Any) -> Pass:
     """Logits of a batch in eval mode, without gradients."""
-    model = build(variant, **overrides).eval()
+    model = build(variant, **overrides).to(device).eval()
     forward = torch.compile(model) if "compiled" in variant.split() else model
-    images = torch.randn(batch, model.config.in_channels, model.config.image_size, model.config.image_size)
+    images = torch.randn(batch, model.config.in_channels, model.config.image_size, model.config.image_size).to(device)
 
     def run() -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, "bf16" in variant.split()):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, "bf16" in variant.split()):
             logits: Tensor = forward(images)
             return logits
 

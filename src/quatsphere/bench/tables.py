@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quatsphere.bench.gpu import summary
 from quatsphere.bench.measure import compare_benchmarks
 from quatsphere.bench.step import exponent
 
@@ -19,6 +20,15 @@ SPEED: list[Column] = [
     ("share_of_sgemm", "of sgemm", ".0%"),
 ]
 MEMORY: list[Column] = [("peak_mb", "peak MB", ",.1f")]
+GPU: list[Column] = [
+    ("variant", "", "s"),
+    *TIMES,
+    SPEED[0],
+    ("launches", "launches", "d"),
+    ("graph_launches", "graphs", "d"),
+    ("waits", "waits", "d"),
+    *MEMORY,
+]
 BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
     "kernel": (
         "operators, forward + backward",
@@ -55,6 +65,9 @@ BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
         "training step of QSV, batch 1",
         [("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY],
     ),
+    "gpu": ("training step on the GPU", GPU),
+    "gpu_inference": ("inference on the GPU", GPU),
+    "gpu_failures": ("failed on the GPU", [("subject", "", "s"), ("variant", "", "s"), ("error", "", "s")]),
 }
 
 COMPARISON: list[Column] = [
@@ -77,6 +90,8 @@ def print_record(record: Mapping[str, Any]) -> None:
     for subject, (title, columns) in BENCH_TABLES.items():
         if record.get(subject):
             print_table(title, columns, record[subject])
+    if "gpu_device" in record:
+        print(f"\nfor an issue:\n{summary(record)}")
     points = record.get("scaling", [])
     if len(points) > 1:
         print(f"time ~ V^{exponent(points, 'seconds'):.2f}, memory ~ V^{exponent(points, 'peak_mb'):.2f}")

@@ -22,7 +22,16 @@ SLOW_EVERY = 4
 """Slow candidates run only in every fourth round."""
 
 
-def interleave(passes: Mapping[str, Pass], rounds: int, slow: Collection[str] = ()) -> dict[str, list[float]]:
+def lap(run: Pass) -> float:
+    """Milliseconds of one pass."""
+    start = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start)
+
+
+def interleave(
+    passes: Mapping[str, Pass], rounds: int, slow: Collection[str] = (), lap: Callable[[Pass], float] = lap
+) -> dict[str, list[float]]:
     """Milliseconds of every candidate in each of its rounds, without warm-up."""
     laps: dict[str, list[float]] = {name: [] for name in passes}
     for number in range(-WARM_UP, rounds):
@@ -30,13 +39,6 @@ def interleave(passes: Mapping[str, Pass], rounds: int, slow: Collection[str] = 
             if number < 0 or number % SLOW_EVERY == 0 or name not in slow:
                 laps[name].append(lap(run))
     return {name: times[WARM_UP:] for name, times in laps.items()}
-
-
-def lap(run: Pass) -> float:
-    """Milliseconds of one pass."""
-    start = time.perf_counter()
-    run()
-    return 1000 * (time.perf_counter() - start)
 
 
 def best_and_median(laps: Sequence[float]) -> dict[str, float]:
