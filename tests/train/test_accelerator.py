@@ -70,7 +70,7 @@ def test_step_uploads_its_batch_and_stays_within_budget(runs: dict[str, Any], mo
         pytest.skip("triton is not installed")
     counts = runs[model]["steps"][step]
     launches, waits = BUDGETS[model, step]
-    assert counts["uploads"] == {"batches.py:<genexpr>": 4}, "only images, targets, labels and keys are copied"
+    assert counts["uploads"] == {"batches.py:<lambda>": 4}, "only images, targets, labels and keys are copied"
     assert sum(counts["launches"].values()) <= launches, counts["launches"]
     assert sum(counts["waits"].values()) <= waits, counts["waits"]
 
@@ -83,4 +83,4 @@ def test_losses_equal_those_of_the_cpu(runs: dict[str, Any]) -> None:
 
 def test_tables_stay_at_their_addresses(runs: dict[str, Any]) -> None:
     """Recorded CUDA graphs read parameters, neighbours and reversed edges where they were, also after repulsion."""
-    assert {label: run["moved"] for label, run in runs.items()} == dict.fromkeys(runs, [])
+    assert [name for run in runs.values() for name in run["moved"]] == []

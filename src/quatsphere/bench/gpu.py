@@ -23,8 +23,8 @@ Row = dict[str, Any]
 
 VARIANTS = ["qsv", "attention fused"]
 """Models in eager mode; each is also measured compiled."""
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
-LAUNCHES += ("hipModuleLaunchKernel", "hipExtModuleLaunchKernel")
+LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
+LAUNCHES |= {"hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"}
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "hipStreamSynchronize", "hipMemcpyWithStream")
 GRAPHS = ("cudaGraphLaunch", "hipGraphLaunch")
 """Functions of the CUDA and HIP runtimes, as the profiler names them."""
@@ -98,7 +98,7 @@ def measure_gpu(
     device = device or gpu()
     names = [f"{name}{how}" for how in ("", " compiled", " bf16", " compiled bf16") for name in VARIANTS]
     found: dict[str, Any] = {"gpu_device": device.facts(), "gpu_failures": []}
-    subjects = {
+    subjects: dict[str, Callable[[str], Pass]] = {
         "gpu": lambda name: TrainingStep(name, batch, device=device.device, **overrides),
         "gpu_inference": lambda name: inference(name, batch, device=device.device, **overrides),
     }
@@ -107,7 +107,7 @@ def measure_gpu(
         for name in names:
             report(f"measuring {subject}: {name}")
             try:
-                made: Pass = make(name)
+                made = make(name)
                 made()
                 made()
             except Exception as error:  # whatever a stranger's machine does is the result

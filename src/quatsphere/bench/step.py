@@ -238,7 +238,7 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
     steps: list[TrainingStep] = []
 
     def start() -> None:
-        steps.append(TrainingStep("qsv", 1, **settings))
+        steps.append(TrainingStep("qsv", 1, device=CPU, **settings))
         steps[0]()
         steps[0].repulse()
 

@@ -47,7 +47,8 @@ class ReversedGraph:
         self._mark()
 
     def _mark(self) -> None:
-        self._version, self._padded = self.neighbours._version, None
+        self._version = self.neighbours._version
+        self._padded: tuple[Tensor, Tensor] | None = None
         self._by_memory[self.neighbours.data_ptr()] = weakref.ref(self)
 
     def padded(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -32,13 +33,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy everything but `samples` to a device, from pinned memory without a wait."""
-        tensors = (self.images, self.targets, self.labels, self.keys)
-        moved = (x.to(device, non_blocking=device.type == "cuda") for x in tensors)
-        return Batch(*moved, self.samples)
+        return self._map(lambda x: x.to(device, non_blocking=device.type == "cuda"))
 
     def pinned(self) -> Batch:
         """Copy everything but `samples` to memory that a CUDA device reads by itself."""
-        return Batch(*(x.pin_memory() for x in (self.images, self.targets, self.labels, self.keys)), self.samples)
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(move(self.images), move(self.targets), move(self.labels), move(self.keys), self.samples)
 
     def select(self, rows: slice) -> Batch:
         """Return some of the images; if there are none, one image that has no effect."""
