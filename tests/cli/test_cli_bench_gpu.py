@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quatsphere.bench import gpu, timing
-from quatsphere.bench.gpu import Cuda, count_calls, measure_gpu, summary
+from quatsphere.bench.gpu import Cuda, count_calls, measure_on_gpu, summary
 
 TINY = {"base_vertices": 16, "shells": 2, "neighbours": 4, "dim": 32, "heads": 2}
 
@@ -55,7 +55,7 @@ def _no_compiler(*_: Any, **__: Any) -> None:
 
 
 def test_both_models_are_measured_and_failures_are_rows(emulated: Emulated) -> None:
-    found = measure_gpu(2, 3, TINY, lambda _: None)
+    found = measure_on_gpu(2, 3, TINY, lambda _: None)
     for subject in ("gpu", "gpu_inference"):
         assert [row["variant"] for row in found[subject]] == [
             "qsv",
@@ -69,7 +69,7 @@ def test_both_models_are_measured_and_failures_are_rows(emulated: Emulated) -> N
             assert (row["launches"], row["waits"], row["graph_launches"], row["peak_mb"]) == (2, 1, 0, 1.5)
     assert emulated.passes == 2 * 4 * (3 + timing.WARM_UP)
     assert {row["variant"] for row in found["gpu_failures"]} == {
-        f"{model} compiled{how}" for model in gpu.VARIANTS for how in ("", " bf16")
+        f"{model} compiled{how}" for model in gpu.GPU_VARIANTS for how in ("", " bf16")
     }
     assert found["gpu_failures"][0]["error"] == "RuntimeError: no compiler"
 
@@ -78,8 +78,8 @@ def test_both_models_are_measured_and_failures_are_rows(emulated: Emulated) -> N
 def test_command_writes_one_file_and_one_paragraph(
     command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = gpu.measure_gpu
-    monkeypatch.setattr(gpu, "measure_gpu", lambda batch, rounds, _, report: measure(batch, rounds, TINY, report))
+    measure = gpu.measure_on_gpu
+    monkeypatch.setattr(gpu, "measure_on_gpu", lambda batch, rounds, _, report: measure(batch, rounds, TINY, report))
     ended = command("bench", "gpu", "--batch", "2", "--rounds", "1")
     assert ended.code == 0, ended.err
     record = json.loads(Path("quatsphere-gpu.json").read_text())

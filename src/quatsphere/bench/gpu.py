@@ -15,13 +15,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from quatsphere.bench.step import TrainingStep, inference
-from quatsphere.bench.timing import Pass, best_and_median, interleave
+from quatsphere.bench.timing import Pass, Row, best_and_median, interleave
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import explain_backend
 
-Row = dict[str, Any]
-
-VARIANTS = ["qsv", "attention fused"]
+GPU_VARIANTS = ["qsv", "attention fused"]
 """Models in eager mode; each is also measured compiled."""
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
 LAUNCHES |= {"hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"}
@@ -91,12 +89,12 @@ def gpu() -> Cuda:
     return Cuda()
 
 
-def measure_gpu(
+def measure_on_gpu(
     batch: int, rounds: int, overrides: Row, report: Callable[[str], None], device: Cuda | None = None
 ) -> dict[str, Any]:
     """Rows of both models, eager and compiled, fp32 and bf16; what fails is listed with its message."""
     device = device or gpu()
-    names = [f"{name}{how}" for how in ("", " compiled", " bf16", " compiled bf16") for name in VARIANTS]
+    names = [f"{name}{how}" for how in ("", " compiled", " bf16", " compiled bf16") for name in GPU_VARIANTS]
     found: dict[str, Any] = {"gpu_device": device.facts(), "gpu_failures": []}
     subjects: dict[str, Callable[[str], Pass]] = {
         "gpu": lambda name: TrainingStep(name, batch, device=device.device, **overrides),

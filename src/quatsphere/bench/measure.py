@@ -13,13 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from quatsphere.bench import gpu, graphs, kernel, step
 from quatsphere.bench.step import forward_flops, profiled, training_flops
-from quatsphere.bench.timing import Pass, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
+from quatsphere.bench.timing import Pass, Row, best_and_median, gemm_gflops, gemm_pass, interleave, machine, peak_mb
 from quatsphere.errors import ConfigError, ResourceError
 
 BENCH_FORMAT = 1
@@ -35,7 +34,6 @@ RECORD_SHAPE = {
 """Fields of a record that a comparison reads, as `storage.sealed_json.misfit` checks them."""
 GEMM = "sgemm"
 
-Row = dict[str, Any]
 SubjectRows = dict[str, list[Row]]
 
 
@@ -278,7 +276,7 @@ def measure_graphs(settings: BenchSettings, report: Callable[[str], None]) -> Su
 
 def measure_gpu(settings: BenchSettings, report: Callable[[str], None]) -> Row:
     """Training steps and inference on the GPU."""
-    return gpu.measure_gpu(settings.batch or 128, settings.rounds, settings.overrides, report)
+    return gpu.measure_on_gpu(settings.batch or 128, settings.rounds, settings.overrides, report)
 
 
 def count_cpu(run: Pass, spent: list[float]) -> Pass:

@@ -15,6 +15,7 @@ from quatsphere.kernels import explain_backend
 from quatsphere.train.provenance import commit, processor, versions
 
 Pass = Callable[[], object]
+Row = dict[str, Any]
 
 WARM_UP = 2
 """Rounds that are not counted: kernels are compiled, threads started, pages touched."""

@@ -11,7 +11,7 @@ slots with `index_select`; the sum over the targets of a source iterates over th
 Without scatters and atomic additions, results are bit-identical for any number of threads. They are custom operators of
 torch, which torch.compile does not trace. Forward mode and `torch.func` do not support those and use one row per edge.
 
-A graph is reversed by a sort. `ReversedGraph` keeps the result for as long as the graph does not change, so that an
+A graph is reversed by a sort. `ReversedTable` keeps the result for as long as the graph does not change, so that an
 accelerator sorts when a graph is built and not in every backward pass.
 """
 
@@ -26,13 +26,13 @@ from quatsphere.kernels.transforms import transformed
 from quatsphere.torch_operators import operator
 
 
-class ReversedGraph:
+class ReversedTable:
     """The edges of a graph grouped by source, in memory that stays in place when the graph changes.
 
     Valid for the memory and version of `neighbours` at the last `update`; `find` returns no other.
     """
 
-    _by_memory: dict[int, "weakref.ref[ReversedGraph]"] = {}
+    _by_memory: dict[int, "weakref.ref[ReversedTable]"] = {}
 
     def __init__(self, neighbours: Tensor, sources: int) -> None:
         self.neighbours, self.sources = neighbours, sources
@@ -58,7 +58,7 @@ class ReversedGraph:
         return self._padded
 
     @classmethod
-    def find(cls, neighbours: Tensor, sources: int) -> "ReversedGraph | None":
+    def find(cls, neighbours: Tensor, sources: int) -> "ReversedTable | None":
         """The reverse of a graph if it was made before and the graph has not changed since."""
         known = cls._by_memory.get(neighbours.data_ptr(), lambda: None)()
         if known is None or neighbours.is_inference():
@@ -69,8 +69,8 @@ class ReversedGraph:
 
 
 def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:
-    """`reverse_edges` of a graph, sorted only if no `ReversedGraph` has it."""
-    known = ReversedGraph.find(neighbours, sources)
+    """`reverse_edges` of a graph, sorted only if no `ReversedTable` has it."""
+    known = ReversedTable.find(neighbours, sources)
     return reverse_edges(neighbours, sources) if known is None else (known.offsets, known.edges)
 
 
@@ -127,7 +127,7 @@ def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: i
     """`scatter_sum`, edge by edge of each source."""
     B, _, _, H = weights.shape
     out = target.new_zeros(B, sources, H, target.shape[-1])
-    known = ReversedGraph.find(neighbours, sources)
+    known = ReversedTable.find(neighbours, sources)
     edges, targets = reverse_neighbours(neighbours, sources) if known is None else known.padded()
     flat = weights.reshape(B, -1, H).index_select(1, edges.clamp(min=0).flatten()).unflatten(1, edges.shape)
     flat = flat * (edges >= 0).to(flat.dtype)[..., None]

@@ -15,7 +15,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.geometry import neighbours as nb
 from quatsphere.geometry import plane, sphere
 from quatsphere.kernels import Mixing, outside_transforms, resample_vertices
-from quatsphere.kernels.neighbour_ops import ReversedGraph
+from quatsphere.kernels.neighbour_ops import ReversedTable
 
 
 class Shell(nn.Module):
@@ -98,7 +98,7 @@ class Graph(nn.Module):
             self.register_buffer(name, None, persistent=False)
         self._positions_seen: tuple[object, ...] = ()
         self._resampled_in: tuple[torch.dtype, torch.device] | None = None
-        self._reversed: dict[str, ReversedGraph] = {}
+        self._reversed: dict[str, ReversedTable] = {}
 
     def extra_repr(self) -> str:
         """Number of targets, neighbours of each, and the metric."""
@@ -137,7 +137,7 @@ class Graph(nn.Module):
         known = self._reversed.get(name)
         if known is None or known.neighbours is not getattr(self, name) or known.neighbours.is_inference():
             setattr(self, name, table)
-            self._reversed[name] = ReversedGraph(table, sources)
+            self._reversed[name] = ReversedTable(table, sources)
         else:
             known.neighbours.copy_(table)
             known.update()
