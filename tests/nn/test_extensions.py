@@ -25,7 +25,7 @@ from quatsphere.models.lattice import model_steps
 from quatsphere.nn import extensions
 from quatsphere.study.isolation import state_differences
 from quatsphere.study.plan import cell_config
-from quatsphere.study.variants import SCALES, VARIANTS, AllowedStateChange, Variant
+from quatsphere.study.variants import SCALES, VARIANTS, Variant
 from quatsphere.train import train
 
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -148,13 +148,13 @@ def test_it_trains(tmp_path: Path) -> None:
 
 
 def test_a_row_of_an_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Variant("Sharpened", {"model.routing": "sharpened"}, state=AllowedStateChange(adds=("*.routing.rule.*",)))
+    row = Variant("Sharpened", {"model.routing": "sharpened"}, adds=("*.routing.rule.*",))
     monkeypatch.setitem(VARIANTS, "sharpened", row)
     full, ours = (
         cell_config(SCALES["smoke"], "digits", name, 1, data_root=None, settings={}) for name in ("full", "sharpened")
     )
     assert ours.model == dataclasses.replace(full.model, routing="sharpened")
-    assert not list(state_differences(ours, full, row.state, load_dataset("digits")))
+    assert not list(state_differences(ours, full, row, load_dataset("digits")))
 
 
 COMPILED = """

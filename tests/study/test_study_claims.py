@@ -13,9 +13,17 @@ from helpers.study_records import PAPER, make_record, make_records
 from scipy import stats
 
 from quatsphere.study.claims import CLAIMS, STATIC, TRAINED, Claim, decide
-from quatsphere.study.claims.claim import MinDecay, MinEpochs, PaperSize
 from quatsphere.study.claims.evidence import CELL_METRICS, Evidence, decay_sum, roughness
-from quatsphere.study.claims.rules import Contrast, LiesBetween, average_ranks, difference, equivalent
+from quatsphere.study.claims.rules import (
+    Contrast,
+    LiesBetween,
+    average_ranks,
+    difference,
+    equivalent,
+    min_decay,
+    min_epochs,
+    paper_size,
+)
 from quatsphere.study.variants import VARIANTS
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -37,6 +45,8 @@ def test_ids_are_unique_and_rows_exist() -> None:
     assert len(BY_ID) == len(CLAIMS)
     text = repr([claim.rule for claim in TRAINED])
     named = set(re.findall(r"'([a-z_0-9]+)': -?[0-9.]+", text)) | set(re.findall(r"row='([a-z_0-9]+)'", text))
+    arguments = [value for claim in TRAINED for value in getattr(claim.rule, "args", ()) if isinstance(value, tuple)]
+    named |= {row for rows in arguments for row in rows if isinstance(row, str)}
     assert named <= set(VARIANTS)
     assert all(claim.kind == "static" for claim in STATIC)
     assert all(claim.kind == "trained" for claim in TRAINED)
@@ -122,7 +132,7 @@ def test_no_effect_needs_the_equivalence_test() -> None:
     noisy = verdict("uniform.cifar10", around(("full", 50), ("routing_uniform", 50.1), noise=20))
     assert noisy["verdict"] == "undecided"
     small = equivalent(Contrast(difference("routing_uniform", "full")), 1.0)
-    significant = small.decide(Evidence(around(("full", 50), ("routing_uniform", 50.4))))
+    significant = small(Evidence(around(("full", 50), ("routing_uniform", 50.4))))
     assert (significant.verdict, significant.why) == ("holds", "within 1 point of 0; differs from 0 by +0.40")
     assert significant.interval is not None
     assert significant.interval[0] > 0
@@ -142,7 +152,7 @@ def test_an_accuracy_needs_the_papers_size() -> None:
     whole = make_records({"full": (85.9, 86.0, 85.9)}, scale="paper")
     assert verdict("accuracy.full", whole)["verdict"] == "holds"
     assert verdict("accuracy.full", make_records({"full": (80.0, 80.1, 80.0)}, scale="paper"))["verdict"] == "fails"
-    assert PaperSize().missing(Evidence(whole)) == ""
+    assert paper_size(Evidence(whole)) == ""
 
 
 def test_cifar100_part_decides_comparisons_but_no_accuracy() -> None:
@@ -170,14 +180,14 @@ def test_decay_and_epoch_requirements() -> None:
     one_cycle = decay_sum(record) / share
     exact = 0.1 * (1 + 0.1) / 2 + 0.9 * (1 + 1e-3) / 2
     assert one_cycle == pytest.approx(exact, rel=0.01)
-    assert "needs sum of lr * wd >= 4" in MinDecay(4.0).missing(Evidence([record]))
+    assert "needs sum of lr * wd >= 4" in min_decay(Evidence([record]), 4.0)
     half = {**record, "epochs": record["epochs"], "config": {**settings, "train.epochs": 2 * record["epochs"]}}
     assert decay_sum(half) > decay_sum(record)  # stopped halfway, before the rate has fallen
     long = {**record, "steps": 176_000, "config": {**settings, "optim.peak_lr": 1e-3, "optim.weight_decay": 0.05}}
     assert decay_sum(long) > 4
-    assert MinDecay(4.0).missing(Evidence([long])) == ""
-    assert MinEpochs(12).missing(Evidence([{**record, "epochs": 12}])) == ""
-    assert MinEpochs(12).missing(Evidence([{**record, "epochs": 11}])) == "needs 12 epochs, has 11"
+    assert min_decay(Evidence([long]), 4.0) == ""
+    assert min_epochs(Evidence([{**record, "epochs": 12}]), 12) == ""
+    assert min_epochs(Evidence([{**record, "epochs": 11}]), 12) == "needs 12 epochs, has 11"
 
 
 def test_roughness_ignores_a_steady_fall_and_the_warm_up() -> None:
@@ -203,10 +213,10 @@ def test_a_diverged_row_is_unstable() -> None:
 
 def test_ranges_of_list_metrics() -> None:
     records = around(("full", 50.0))
-    assert BY_ID["peak"].rule.decide(Evidence(records)).verdict == "holds"
+    assert BY_ID["peak"].rule(Evidence(records)).verdict == "holds"
     assert verdict("entropy", records)["ours"] == pytest.approx((0.99, 0.99))
     sharp = [make_record("full", seed, 50, trajectory={"routing_peak": [[2.0] * 5] * 10}) for seed in (42, 1, 2)]
-    assert BY_ID["peak"].rule.decide(Evidence(sharp)).verdict == "fails"
+    assert BY_ID["peak"].rule(Evidence(sharp)).verdict == "fails"
     spread = {"orientation_spread": [0.9, 1.3, 1.8, 1.9, 1.9], "score_spread": [0.3] * 5}
     wide = [make_record("full", seed, 50, diagnostics=spread) for seed in (42, 1, 2)]
     assert verdict("orientation", wide)["ours"] == (0.9, 1.8)
@@ -230,7 +240,7 @@ def test_speed_is_a_ratio_and_not_comparable() -> None:
     found = verdict("speed.slower", records)
     assert (found["verdict"], found["ours"]) == ("undecided", pytest.approx(3.0))
     assert found["why"] == "not comparable: the paper timed its own code on one RTX A6000"
-    assert BY_ID["speed.slower"].rule.decide(Evidence(records)).verdict == "fails"
+    assert BY_ID["speed.slower"].rule(Evidence(records)).verdict == "fails"
 
 
 def test_classes() -> None:

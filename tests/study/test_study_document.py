@@ -11,7 +11,7 @@ import pytest
 from helpers.study_records import PAPER, make_record, make_records
 
 from quatsphere.report.study_figures import write_length_figure
-from quatsphere.study.claims import CLAIMS, Claim
+from quatsphere.study.claims import CLAIMS, Claim, decide
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, difference
 from quatsphere.study.curve import CONTRASTS
@@ -96,7 +96,7 @@ def test_the_page_states_length_and_reproduced_accuracies(lite: Results) -> None
 def found_in(records: list[dict[str, Any]], name: str) -> tuple[Claim, dict[str, Any], Evidence]:
     claim = next(claim for claim in CLAIMS if claim.id == name)
     evidence = Evidence(records)
-    return claim, claim.to_json(claim.decide(evidence)), evidence
+    return claim, decide([claim], records)[0], evidence
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_verdicts_at_the_papers_size() -> None:
 def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
     records = make_records(PAPER, seeds=(42, 1, 2), scale="paper")
     evidence = Evidence(records)
-    found = [claim.to_json(claim.decide(evidence)) for claim in CLAIMS]
+    found = decide(CLAIMS, records)
     text = headline(Results(tmp_path), evidence, found)
     assert "after 22,500,000 images, when QSV is right on 86.0 %" in text
     assert "of the paper's 19 accuracies are reproduced" in text
@@ -136,7 +136,7 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
 
 
 def test_claims_are_counted_by_kind() -> None:
-    found = [claim.to_json(claim.decide(Evidence([]))) for claim in CLAIMS]
+    found = decide(CLAIMS, [])
     text = count_claims(found)
     assert text.startswith(
         "98 statements of the ledger are about trained models: with these cells 0 hold, 0 do not and 98"

@@ -9,17 +9,20 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quatsphere.cli.parser import Parser, add_data_root, add_json, at_least
 from quatsphere.errors import CheckpointError, ConfigError, StudyError
+from quatsphere.storage.run_folder import print_note as note
+
+if TYPE_CHECKING:
+    from quatsphere.study.results import Results
 
 _EPILOG = """\
 quatsphere study run smoke --results DIR          minutes, no download
 quatsphere study run lite --results DIR --data.root FOLDER
 quatsphere study claims --results DIR             what holds, what fails, what is undecided and why
 """
-RESULTS = "folder with the results of 'study run'"
 
 
 def run(words: list[str]) -> int:
@@ -46,10 +49,8 @@ def run(words: list[str]) -> int:
     check.add_argument("--results", metavar="DIR", help="compare the numbers of a results folder instead")
     _add_data_root(check)
 
-    seals = add(
-        "seal", seal_cells, "add checksums to cells that an older version wrote; their numbers stay as they are"
-    )
-    seals.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    text = "add checksums to cells that an older version wrote; their numbers stay as they are"
+    _add_results(add("seal", seal_cells, text), json=False)
 
     start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
     start.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
@@ -80,7 +81,7 @@ def run(words: list[str]) -> int:
     _add_results(add("status", show_status, "count finished and missing cells of every plan"))
 
     measure = add("measure", measure_cells, "diagnose finished cells whose records have no diagnostics")
-    measure.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    _add_results(measure, json=False)
     _add_data_root(measure)
     measure.add_argument("--again", action="store_true", help="diagnose all finished cells")
 
@@ -95,7 +96,7 @@ def run(words: list[str]) -> int:
     _add_results(add("claims", show_claims, "print a verdict for every claim of the paper"))
 
     page = add("document", write_document, "write the results page of a results folder")
-    page.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
+    _add_results(page, json=False)
     page.add_argument("-o", "--output", required=True, metavar="FILE", help="the Markdown file to write")
 
     verify = add("verify", verify_cell, "train a finished cell again and compare weights, accuracy and predictions")
@@ -108,9 +109,10 @@ def run(words: list[str]) -> int:
     return int(options.run_action(options))
 
 
-def _add_results(parser: Parser) -> None:
-    parser.add_argument("--results", required=True, metavar="DIR", help=RESULTS)
-    add_json(parser)
+def _add_results(parser: Parser, *, json: bool = True) -> None:
+    parser.add_argument("--results", required=True, metavar="DIR", help="folder with the results of 'study run'")
+    if json:
+        add_json(parser)
 
 
 def _add_data_root(parser: Parser) -> None:
@@ -152,36 +154,48 @@ def _check_plan(name: str, data_root: str | None) -> int:
     return 0
 
 
-def _check_results(folder: str) -> int:
-    """Verify the seals, settings and fields of every cell, and compare its predictions with its accuracies."""
-    from quatsphere.study.record import inconsistencies
+def _results(folder: str) -> Results:
+    """The results folder of an option; it must exist."""
     from quatsphere.study.results import Results
 
     results = Results(folder)
     results.require()
+    return results
+
+
+def _inspect(results: Results) -> tuple[dict[str, dict[str, Any]], dict[str, str], list[str]]:
+    """Records by cell, faults of damaged or inconsistent cells, and cells without a seal."""
+    from quatsphere.study.record import inconsistencies
+
     records, damaged, unsealed = results.check()
-    found = {**damaged, **inconsistencies(records.values())}
-    for cell, fault in found.items():
-        print(f"{cell}: {fault}")
-    for cell in unsealed:
-        print(f"{cell}: not sealed")
-    with_predictions = sum("predictions" in record for record in records.values())
-    print(
-        f"{len(records) + len(damaged)} cells, {with_predictions} with predictions, {len(unsealed)} not sealed, "
-        f"{len(found)} damaged"
-    )
-    _note_unsealed(folder, unsealed)
+    return records, {**damaged, **inconsistencies(records.values())}, unsealed
+
+
+def _refuse_damaged(found: dict[str, str]) -> None:
     if found:
         first, fault = next(iter(found.items()))
         raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+
+
+def _check_results(folder: str) -> int:
+    """Verify the seals, settings and fields of every cell, and compare its predictions with its accuracies."""
+    results = _results(folder)
+    records, found, unsealed = _inspect(results)
+    for cell, fault in (*found.items(), *((cell, "not sealed") for cell in unsealed)):
+        print(f"{cell}: {fault}")
+    with_predictions = sum("predictions" in record for record in records.values())
+    print(
+        f"{len(records) + sum(cell not in records for cell in found)} cells, {with_predictions} with predictions, "
+        f"{len(unsealed)} not sealed, {len(found)} damaged"
+    )
+    _note_unsealed(folder, unsealed)
+    _refuse_damaged(found)
     return 0
 
 
 def _note_unsealed(folder: str, cells: list[str]) -> None:
-    from quatsphere.storage.run_folder import print_note
-
     if cells:
-        print_note(
+        note(
             f"{len(cells)} cells have no checksum, an older version wrote them; "
             f"'quatsphere study seal --results {folder}' adds it"
         )
@@ -189,11 +203,7 @@ def _note_unsealed(folder: str, cells: list[str]) -> None:
 
 def _read_cells(folder: str) -> list[dict[str, Any]]:
     """Records of all cells, with a note if some are not sealed."""
-    from quatsphere.study.results import Results
-
-    results = Results(folder)
-    results.require()
-    records, damaged, unsealed = results.check()
+    records, damaged, unsealed = _results(folder).check()
     if damaged:
         raise CheckpointError(next(iter(damaged.values())))
     _note_unsealed(folder, unsealed)
@@ -202,17 +212,10 @@ def _read_cells(folder: str) -> list[dict[str, Any]]:
 
 def seal_cells(options: argparse.Namespace) -> int:
     """Write the cells that have no seal again, with one; refuse if a cell is damaged."""
-    from quatsphere.study.record import inconsistencies
-    from quatsphere.study.results import Results
-
-    results = Results(options.results)
-    results.require()
+    results = _results(options.results)
     with results.open():
-        records, damaged, unsealed = results.check()
-        found = {**damaged, **inconsistencies(records.values())}
-        if found:
-            first, fault = next(iter(found.items()))
-            raise CheckpointError(f"{len(found)} cells are damaged, first {first} ({fault}); restore their files")
+        records, found, unsealed = _inspect(results)
+        _refuse_damaged(found)
         for cell in unsealed:
             results.seal(cell)
     print(f"{len(unsealed)} cells sealed now, {len(records) - len(unsealed)} before")
@@ -289,10 +292,9 @@ def sigterm_interrupts() -> Iterator[None]:
 
 def show_status(options: argparse.Namespace) -> int:
     """Print finished and missing cells of every plan that was started in a folder."""
-    from quatsphere.study.results import Results
     from quatsphere.study.tables import status_table
 
-    status = Results(options.results).status()
+    status = _results(options.results).status()
     if options.json:
         print(json.dumps(status))
         return 0
@@ -305,9 +307,8 @@ def show_status(options: argparse.Namespace) -> int:
 def measure_cells(options: argparse.Namespace) -> int:
     """Add missing diagnostics from stored weights."""
     from quatsphere.study.record import add_diagnostics
-    from quatsphere.study.results import Results
 
-    results = Results(options.results)
+    results = _results(options.results)
     diagnosed, without_weights = add_diagnostics(results, options.data_root, again=options.again, note=print)
     print(f"{diagnosed} cells measured, {without_weights} without weights")
     return 0
@@ -354,9 +355,8 @@ def write_document(options: argparse.Namespace) -> int:
     from quatsphere.storage.atomic import write_text
     from quatsphere.study.document import BY_SEED, document, seeds_csv
     from quatsphere.study.length_document import FIGURE, has_lengths, length_document
-    from quatsphere.study.results import Results
 
-    results, page = Results(options.results), Path(options.output)
+    results, page = _results(options.results), Path(options.output)
     by_length = has_lengths(_read_cells(options.results))
     text = (length_document if by_length else document)(results, page)
     if by_length:
@@ -373,10 +373,8 @@ def verify_cell(options: argparse.Namespace) -> int:
 
     from quatsphere.cli.console import LiveReporter
     from quatsphere.study.record import describe_comparison, retrain
-    from quatsphere.study.results import Results
 
-    results = Results(options.results)
-    results.require()
+    results = _results(options.results)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(options.run_dir or Path(folder) / options.cell)
         found = retrain(results, options.cell, run_dir, options.data_root, LiveReporter())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quatsphere.errors import CheckpointError
 from quatsphere.study.results import CellRecord
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
-from quatsphere.study.tables import NONE, Table
+from quatsphere.study.tables import NONE, Table, format_estimate
 from quatsphere.study.variants import TRAIN_IMAGES, VARIANTS
 from quatsphere.train.evaluation import unpack_indices
 
@@ -285,58 +285,44 @@ def _diverged(records: Iterable[CellRecord]) -> set[tuple[str, int]]:
 
 
 def length_tables(records: Sequence[CellRecord]) -> list[Table]:
-    """Tables by images seen: accuracy of every row, confirmatory contrasts, changes of all other rows."""
-    return [_accuracy_table(records), _contrast_table(records), _exploratory_table(records)]
+    """Tables by images seen: accuracy of every row, confirmatory contrasts, changes of all other rows.
 
-
-def _accuracy_table(records: Iterable[CellRecord]) -> Table:
-    """Mean test accuracy with its range and number of seeds."""
-    lengths = rows_by_length(records)
-    rows = [name for name in VARIANTS if any(name in found for found in lengths.values())]
-    lines = [(VARIANTS[name].title, *(_accuracy(found.get(name, {})) for found in lengths.values())) for name in rows]
-    head = ("row", *(f"{images:,} images" for images in lengths))
-    return Table("accuracy_by_length", "Test accuracy by images seen: mean (range, seeds)", head, tuple(lines))
+    Contrasts are given with their 95 % intervals over seeds and test images; other rows have no verdicts.
+    """
+    lengths, found = rows_by_length(records), curves(records)
+    rows = [name for name in VARIANTS if any(name in at for at in lengths.values())]
+    confirmatory = {row for contrast in CONTRASTS.values() for row in contrast.weights}
+    heads = [f"{images:,} images" for images in lengths]
+    accuracies = [(VARIANTS[name].title, *(_accuracy(at.get(name, {})) for at in lengths.values())) for name in rows]
+    judged = sorted({p.images for curve in found.values() for p in curve.points})
+    contrasts = [
+        (c.contrast.title, f"{c.contrast.paper:+.1f}", *[_judged(c, n) for n in judged], slope_text(c.slope), _trend(c))
+        for c in found.values()
+    ]
+    changes = []
+    for name in rows:
+        if name not in confirmatory:
+            title, reference = VARIANTS[name].title, VARIANTS[name].reference
+            change = LengthContrast(title, {name: 1, reference: -1}, 0.0, "equivalent")
+            points = {p.images: p for p in points_of(change, lengths)}
+            changes.append((title, reference, *(point_text(points.get(images)) for images in lengths)))
+    contrast_head = ("contrast", "paper", *(f"{images:,} images" for images in judged), "per tripling", "in trend")
+    title = "Contrasts in points by images seen: value [95 %], seeds, verdict by the adjusted interval"
+    return [
+        Table(("row", *heads), accuracies, "Test accuracy by images seen: mean (range, seeds)", "accuracy_by_length"),
+        Table(contrast_head, contrasts, title, "contrast_by_length"),
+        Table(
+            ("row", "minus", *heads),
+            changes,
+            "Exploratory changes in points: value [95 %], seeds",
+            "exploratory_by_length",
+        ),
+    ]
 
 
 def _accuracy(seeds: Mapping[int, Correct]) -> str:
     means = [float(correct.mean()) for correct in seeds.values()]
-    if not means:
-        return NONE
-    return f"{sum(means) / len(means):.1f} ({min(means):.1f}-{max(means):.1f}, {len(means)})"
-
-
-def _contrast_table(records: Iterable[CellRecord]) -> Table:
-    """Value with 95 % interval over seeds and test images, slope, and verdict over lengths."""
-    found = curves(records)
-    lengths = sorted({p.images for curve in found.values() for p in curve.points})
-    head = ("contrast", "paper", *(f"{images:,} images" for images in lengths), "per tripling", "in trend")
-    lines = [
-        (
-            curve.contrast.title,
-            f"{curve.contrast.paper:+.1f}",
-            *(_judged(curve, images) for images in lengths),
-            slope_text(curve.slope),
-            _trend(curve),
-        )
-        for curve in found.values()
-    ]
-    title = "Contrasts in points by images seen: value [95 %], seeds, verdict by the adjusted interval"
-    return Table("contrast_by_length", title, head, tuple(lines))
-
-
-def _exploratory_table(records: Iterable[CellRecord]) -> Table:
-    """Changes of the rows outside the confirmatory contrasts from their references, without verdicts."""
-    lengths = rows_by_length(records)
-    confirmatory = {row for contrast in CONTRASTS.values() for row in contrast.weights}
-    rows = [name for name in VARIANTS if name not in confirmatory and any(name in found for found in lengths.values())]
-    lines = []
-    for name in rows:
-        variant = VARIANTS[name]
-        change = LengthContrast(variant.title, {name: 1, variant.reference: -1}, 0.0, "equivalent")
-        points = {p.images: p for p in points_of(change, lengths)}
-        lines.append((variant.title, variant.reference, *(point_text(points.get(images)) for images in lengths)))
-    head = ("row", "minus", *(f"{images:,} images" for images in lengths))
-    return Table("exploratory_by_length", "Exploratory changes in points: value [95 %], seeds", head, tuple(lines))
+    return f"{sum(means) / len(means):.1f} ({min(means):.1f}-{max(means):.1f}, {len(means)})" if means else NONE
 
 
 def _judged(curve: Curve, images: int) -> str:
@@ -348,19 +334,12 @@ def _judged(curve: Curve, images: int) -> str:
 
 def point_text(found: CurvePoint | None) -> str:
     """`-2.20 [-2.81, -1.52], 4`: value, 95 % interval, seeds."""
-    if found is None:
-        return NONE
-    return f"{found.estimate.value:+.2f}{_interval(found.estimate, 1.0)}, {found.estimate.n}"
+    return NONE if found is None else f"{format_estimate(found.estimate)}, {found.estimate.n}"
 
 
 def slope_text(found: Estimate | None) -> str:
     """Change per tripling of the images, with its 95 % interval."""
-    return NONE if found is None else f"{found.value * LOG_THREE:+.2f}{_interval(found, LOG_THREE)}"
-
-
-def _interval(estimate: Estimate, factor: float) -> str:
-    ends = estimate.interval()
-    return "" if ends is None else f" [{ends[0] * factor:+.2f}, {ends[1] * factor:+.2f}]"
+    return format_estimate(found, LOG_THREE)
 
 
 def _trend(curve: Curve) -> str:

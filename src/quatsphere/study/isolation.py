@@ -1,7 +1,7 @@
 """Check that a variant differs from its reference only in the component it targets.
 
 Settings must be equal except for those the variant names; parameters and initial values except for what it declares
-(`AllowedStateChange`); data order, augmentation, targets and dropout keys must be equal.
+(`Variant.removes`, `adds`, `reinitialises`); data order, augmentation, targets and dropout keys must be equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset
 from quatsphere.models import build_model
 from quatsphere.study.plan import Cell
-from quatsphere.study.variants import AllowedStateChange, Variant, find_variant
+from quatsphere.study.variants import Variant, find_variant
 from quatsphere.train.batches import Batches
 from quatsphere.train.run import fit_to_data, load_data
 
@@ -45,11 +45,7 @@ def find_differences(cell: Cell, reference: Cell, variant: Variant, dataset: Dat
     return [
         *setting_differences(cell.config, reference.config, variant),
         *batch_differences(cell.config, reference.config, dataset),
-        *(
-            []
-            if variant.state.other_model
-            else state_differences(cell.config, reference.config, variant.state, dataset)
-        ),
+        *([] if variant.other_model else state_differences(cell.config, reference.config, variant, dataset)),
     ]
 
 
@@ -78,40 +74,25 @@ def batch_digest(config: RunConfig, dataset: Dataset, epoch: int, step: int) -> 
     return tensor_digest((batch.images, batch.targets, batch.labels, batch.keys, batch.samples))
 
 
-def state_differences(
-    config: RunConfig, reference: RunConfig, allowed: AllowedStateChange, dataset: Dataset
-) -> Iterator[str]:
+def state_differences(config: RunConfig, reference: RunConfig, variant: Variant, dataset: Dataset) -> Iterator[str]:
     """Undeclared parameters and buffers that are missing, new, reshaped or initialised differently."""
     own, other = (build_model(fit_to_data(each, dataset).model, seed=each.train.seed) for each in (config, reference))
-    parameters = [{name for name, _ in model.named_parameters()} for model in (own, other)]
-    for name in sorted(parameters[1] - parameters[0]):
-        if not _matches_any(name, allowed.removes):
-            yield f"parameter {name} is gone"
-    for name in sorted(parameters[0] - parameters[1]):
-        if not _matches_any(name, allowed.adds):
-            yield f"parameter {name} is new"
+    shapes = [{name: tuple(p.shape) for name, p in model.named_parameters()} for model in (own, other)]
     changed = set(changed_values(own.state_dict(), other.state_dict()))
-    for name in sorted(changed):
-        if not _matches_any(name, (*allowed.reinitialises, *allowed.removes)):
-            yield f"{name} has other initial values"
-    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (own, other)]
-    for name in sorted(parameters[0] & parameters[1]):
-        if shapes[0][name] != shapes[1][name]:
-            yield f"parameter {name} has shape {tuple(shapes[0][name])}, in the reference {tuple(shapes[1][name])}"
-    yield from _unused(allowed, parameters[1] - parameters[0], parameters[0] - parameters[1], changed)
-
-
-def _unused(allowed: AllowedStateChange, gone: set[str], new: set[str], changed: set[str]) -> Iterator[str]:
-    """Declared differences that do not exist."""
-    declared = {
-        "remove": (allowed.removes, gone),
-        "add": (allowed.adds, new),
-        "reinitialise": (allowed.reinitialises, changed),
+    found = {
+        "remove": (variant.removes, shapes[1].keys() - shapes[0].keys(), "parameter {} is gone"),
+        "add": (variant.adds, shapes[0].keys() - shapes[1].keys(), "parameter {} is new"),
+        "reinitialise": (variant.reinitialises, changed, "{} has other initial values"),
     }
-    for verb, (patterns, names) in declared.items():
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                yield f"declared to {verb} {pattern}, but it does not"
+    for verb, (patterns, names, text) in found.items():
+        allowed = (*patterns, *(variant.removes if verb == "reinitialise" else ()))
+        yield from (text.format(name) for name in sorted(names) if not _matches_any(name, allowed))
+    for name in sorted(shapes[0].keys() & shapes[1].keys()):
+        if shapes[0][name] != shapes[1][name]:
+            yield f"parameter {name} has shape {shapes[0][name]}, in the reference {shapes[1][name]}"
+    for verb, (patterns, names, _) in found.items():
+        unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+        yield from (f"declared to {verb} {pattern}, but it does not" for pattern in unused)
 
 
 def changed_values(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[str]:

@@ -6,9 +6,10 @@ Every column of accuracies is headed by its data set; the paper's numbers stand 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.claims.evidence import Evidence
+from quatsphere.study.claims.evidence import Evidence, collect
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
 from quatsphere.study.claims.trained import POINT
 from quatsphere.study.plan import CONTROL_ROWS, LAYOUT_ROWS, PRECISION_ROWS, READING_ROWS, TRANSPORT_ROWS
@@ -100,7 +101,7 @@ def paper_values() -> dict[tuple[str, str], float]:
     """(data set, row) -> the paper's accuracy, from the ledger."""
     found = {}
     for claim in CLAIMS:
-        quantity = getattr(claim.rule, "quantity", None)
+        quantity = claim.rule.quantity if isinstance(claim.rule, LiesBetween) else None
         if claim.id.startswith("accuracy.") and isinstance(quantity, RowMean) and isinstance(claim.paper, float):
             found[quantity.dataset, quantity.row] = claim.paper
     return found
@@ -131,17 +132,21 @@ class PaperTables:
 
     def all(self) -> list[Table]:
         """All tables: the paper's in its order, then those beyond it."""
-        return [self.ablation(), self.context(), self.probes(), self.beyond(), self.crossed(), self.seeds()]
+        return [
+            self._with_verdicts(ABLATION, *self.datasets, name="ablation", title="Kernel ablations"),
+            self._context(),
+            self._with_verdicts(PROBES, self.main, name="probes", title="Probes, optimisation, robustness"),
+            self._beyond(),
+            self._crossed(),
+            seeds_table(self.evidence.records + self.evidence.diverged),
+        ]
 
-    def ablation(self) -> Table:
-        """Table "ablation" of the paper, for every data set that has cells."""
-        return self._with_verdicts("ablation", "Kernel ablations", ABLATION, *self.datasets)
-
-    def _with_verdicts(self, name: str, title: str, rows: Mapping[str, Sequence[str]], *datasets: str) -> Table:
+    def _with_verdicts(self, rows: Mapping[str, Sequence[str]], *datasets: str, name: str, title: str) -> Table:
+        """Rows with their accuracies on every data set and the verdicts on their claims."""
         lines = [(VARIANTS[row].title, *self.accuracies(row, claims, *datasets)) for row, claims in rows.items()]
-        return Table(name, title, ("Variant", *self.accuracy_head(*datasets)), tuple(lines))
+        return Table(("Variant", *self.accuracy_head(*datasets)), lines, title, name)
 
-    def context(self) -> Table:
+    def _context(self) -> Table:
         """Table "context" of the paper; accuracies cited from the literature only beside CIFAR-10."""
         head = ("Model", "parameters", *self.accuracy_head(self.main))
         rows = [
@@ -150,39 +155,29 @@ class PaperTables:
         ]
         if self.main == "cifar10":
             rows += [(model, NONE, NONE, NONE, f"{accuracy} (cited)", NONE) for model, accuracy in CITED.items()]
-        return Table("context", "Context", head, tuple(rows))
+        return Table(head, rows, "Context", "context")
 
-    def probes(self) -> Table:
-        """Probes of beta, optimisers and the robustness sweep, compared with the full model."""
-        return self._with_verdicts("probes", "Probes, optimisation, robustness", PROBES, self.main)
-
-    def beyond(self) -> Table:
+    def _beyond(self) -> Table:
         """Rows that the paper does not have, and whether they are equivalent to their reference."""
         head = ("Variant", dataset_title(self.main), "change", "against", f"within {POINT:g} point")
+        titles = {row: (VARIANTS[row].title, VARIANTS[VARIANTS[row].reference].title) for row in BEYOND}
         rows = [
-            (
-                VARIANTS[row].title,
-                self.mean(row, self.main),
-                self.change(row, self.main),
-                VARIANTS[VARIANTS[row].reference].title,
-                self.equal(row),
-            )
-            for row in BEYOND
+            (title, self.mean(row, self.main), self.change(row, self.main), reference, self.equal(row))
+            for row, (title, reference) in titles.items()
         ]
-        return Table("beyond", "Beyond the paper: single rows", head, tuple(rows))
+        return Table(head, rows, "Beyond the paper: single rows", "beyond")
 
-    def crossed(self) -> Table:
+    def _crossed(self) -> Table:
         """Contrasts of several rows."""
         head = ("Question", f"{dataset_title(self.main)}, points", "with its own variance", "n")
         samples = self.evidence.samples(self.main, "test")
         rows = []
         for question, weights in CROSSED.items():
-            found = estimate_contrast(samples, weights)
-            own = mean(by_seed(samples, weights))
+            found, own = estimate_contrast(samples, weights), mean(by_seed(samples, weights))
             rows.append(
                 (question, format_estimate(found), format_estimate(own), NONE if found is None else str(found.n))
             )
-        return Table("crossed", "Beyond the paper: contrasts", head, tuple(rows))
+        return Table(head, rows, "Beyond the paper: contrasts", "crossed")
 
     def accuracy_head(self, *datasets: str) -> tuple[str, ...]:
         """Column headings of `accuracies`."""
@@ -203,10 +198,6 @@ class PaperTables:
             paper = STANDS_FOR.get(dataset)
             cells += [self.mean(row, dataset), self.change(row, dataset), *([self.quoted(row, paper)] if paper else [])]
         return (*cells, *([self.verdicts(claims)] if set(datasets) & set(STANDS_FOR) else []))
-
-    def seeds(self) -> Table:
-        """Accuracy of every cell."""
-        return seeds_table(self.evidence.records + self.evidence.diverged)
 
     def mean(self, row: str, dataset: str) -> str:
         """`51.02 (50.1 to 52.0, n = 5)`."""
@@ -259,7 +250,7 @@ def seeds_table(records: Sequence[CellRecord]) -> Table:
         (r["dataset"], r["variant"], str(r["seed"]), _accuracy(r), (r.get("commit") or NONE)[:12])
         for r in sorted(records, key=lambda r: (r["dataset"], r["variant"], r["seed"]))
     ]
-    return Table("seeds", "Test accuracy by seed", head, tuple(rows))
+    return Table(head, rows, "Test accuracy by seed", "seeds")
 
 
 def _accuracy(record: CellRecord) -> str:
@@ -271,22 +262,18 @@ def epoch_table(records: Sequence[CellRecord]) -> Table:
     cells = [record for record in records if record["dataset"] == "cifar10" and record["status"] == "finished"]
     count = min((len(record["trajectory"]["val_accuracy"]) for record in cells), default=0)
     epochs = sorted({round(i * (count - 1) / (MAX_EPOCHS - 1)) for i in range(MAX_EPOCHS)}) if count else []
-    after = [_accuracies_after(cells, epoch) for epoch in epochs]
+    after = [collect(cells, partial(_accuracy_after, epoch)) for epoch in epochs]
     rows = [
         (question, *(_mean_text(samples, weights) for samples in after))
         for question, weights in EPOCH_CONTRASTS.items()
     ]
     head = ("Contrast, validation accuracy in points", *(f"epoch {epoch + 1}" for epoch in epochs))
-    return Table("growth", "Differences by epoch", head, tuple(rows))
+    return Table(head, rows, "Differences by epoch")
 
 
-def _accuracies_after(records: Sequence[CellRecord], epoch: int) -> Samples:
-    found: dict[str, dict[int, float]] = {}
-    for record in records:
-        value = record["trajectory"]["val_accuracy"][epoch]
-        if value is not None:
-            found.setdefault(record["variant"], {})[record["seed"]] = 100 * value
-    return found
+def _accuracy_after(epoch: int, record: CellRecord) -> float | None:
+    value = record["trajectory"]["val_accuracy"][epoch]
+    return None if value is None else 100 * value
 
 
 def _mean_text(samples: Samples, weights: Mapping[str, float]) -> str:

@@ -19,16 +19,18 @@ LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\
 class Table:
     """Rows of strings under column headings; the first column names the row."""
 
-    name: str
-    title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
+    name: str = ""
+    """Name for `--table` and LaTeX's label."""
 
 
 def markdown(table: Table) -> str:
-    """GitHub table under its title."""
-    lines = [f"### {table.title}", "", _markdown_row(table.columns), _markdown_row(["---"] * len(table.columns))]
-    return "\n".join([*lines, *(_markdown_row(row) for row in table.rows)]) + "\n"
+    """GitHub table under its title, if it has one."""
+    heading = [f"### {table.title}", ""] if table.title else []
+    lines = (table.columns, ["---"] * len(table.columns), *table.rows)
+    return "\n".join([*heading, *map(_markdown_row, lines)]) + "\n"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -75,12 +77,13 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def format_estimate(found: Estimate | None) -> str:
-    """`-3.10 [-3.60, -2.50]`."""
+def format_estimate(found: Estimate | None, factor: float = 1.0) -> str:
+    """`-3.10 [-3.60, -2.50]`: a multiple of the value and of its interval."""
     if found is None:
         return NONE
     interval = found.interval()
-    return f"{found.value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+    ends = f" [{interval[0] * factor:+.2f}, {interval[1] * factor:+.2f}]" if interval else ""
+    return f"{found.value * factor:+.2f}{ends}"
 
 
 def format_ours(claim: Mapping[str, Any]) -> str:
@@ -97,11 +100,11 @@ def format_verdict(claim: Mapping[str, Any]) -> str:
 def claims_table(title: str, claims: Sequence[Mapping[str, Any]]) -> Table:
     """Decided claims with their verdicts."""
     rows = [(c["id"], format_value(c["paper"]), format_ours(c), str(c["n"]), format_verdict(c)) for c in claims]
-    return Table("claims", title, ("claim", "paper", "ours", "n", "verdict"), rows)
+    return Table(("claim", "paper", "ours", "n", "verdict"), rows, title)
 
 
 def status_table(title: str, status: Mapping[str, Any]) -> Table:
     """Number of cells of every plan by state, from `Results.status`."""
     columns = ("cells", "finished", "diverged", "begun", "missing")
     rows = [(plan, *(str(len(cells[key])) for key in columns)) for plan, cells in status["plans"].items()]
-    return Table("status", title, ("plan", *columns), rows)
+    return Table(("plan", *columns), rows, title)

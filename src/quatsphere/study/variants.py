@@ -33,13 +33,18 @@ class SameAsQSV:
 
 
 @dataclass(frozen=True)
-class AllowedStateChange:
-    """Allowed differences from the initial state of the reference, as patterns of parameter names.
+class Variant:
+    """A row of a table: its title, the settings it changes, and the row it is compared with.
 
-    All other parameters keep their name, shape and initial values bit for bit. With `other_model` the models are
+    The last fields are the allowed differences from the initial state of that row, as patterns of parameter names. All
+    other parameters keep their name, shape and initial values bit for bit. With `other_model` the models are
     unrelated, and only data order and augmentation are compared.
     """
 
+    title: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "qsv"
+    reference: str = "full"
     removes: tuple[str, ...] = ()
     """Parameters that are absent, or frozen and thus buffers."""
     adds: tuple[str, ...] = ()
@@ -49,24 +54,10 @@ class AllowedStateChange:
     other_model: bool = False
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A row of a table: its title, the settings it changes, and the row it is compared with."""
-
-    title: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    model: str = "qsv"
-    reference: str = "full"
-    state: AllowedStateChange = AllowedStateChange()
-
-
-OTHER_MODEL = AllowedStateChange(other_model=True)
-FIELD_OFF = AllowedStateChange(removes=("fields.*.base", "fields.*.bound.logit", "*.perturbation.*"))
-NO_PERTURBATION = AllowedStateChange(removes=("fields.*.bound.logit", "*.perturbation.*"))
-NO_ROUNDS = AllowedStateChange(removes=("rounds.*",))
-FROZEN_POSITIONS = AllowedStateChange(removes=("layout.shells.*.positions",))
-OTHER_POSITIONS = AllowedStateChange(reinitialises=("layout.shells.*.positions",))
-NO_VALUE = AllowedStateChange(removes=("*.attention.value.*",))
+NO_PERTURBATION = ("fields.*.bound.logit", "*.perturbation.*")
+FIELD_OFF = ("fields.*.base", *NO_PERTURBATION)
+POSITIONS = ("layout.shells.*.positions",)
+NO_VALUE = ("*.attention.value.*",)
 CROSS_BETA = ("cross.*.routing.beta_logit",)
 STEPS = ("within", "cross.*", "rounds.*")
 AUXILIARIES_OFF = {"train.smoothness": 0.0, "train.head_diversity": 0.0, "train.beta_penalty": 0.0}
@@ -81,30 +72,28 @@ VARIANTS: dict[str, Variant] = {
     "routing_absolute": Variant("Routing on |Re(r)|", {"model.routing": "absolute"}),
     "routing_geometric": Variant("Geometric routing", {"model.routing": "geometric"}),
     "both_off": Variant("Both roles disabled", {"model.routing": "uniform", "model.transport": "identity"}),
-    "frozen_random": Variant("Frozen random field", {"model.field_mode": "frozen_random"}, state=FIELD_OFF),
-    "frozen_identity": Variant("Frozen identity field", {"model.field_mode": "frozen_identity"}, state=FIELD_OFF),
+    "frozen_random": Variant("Frozen random field", {"model.field_mode": "frozen_random"}, removes=FIELD_OFF),
+    "frozen_identity": Variant("Frozen identity field", {"model.field_mode": "frozen_identity"}, removes=FIELD_OFF),
     "attention_value_identity": Variant(
         "Attention W_V -> identity", {"model.value": "identity"}, "attention", "attention", NO_VALUE
     ),
     # table "context"
-    "attention": Variant("Matched attention", {}, "attention", state=OTHER_MODEL),
+    "attention": Variant("Matched attention", {}, "attention", other_model=True),
     "attention_wide": Variant(
-        "Attention at QSV's width", {"model.dim": SameAsQSV("dim")}, "attention", "attention", OTHER_MODEL
+        "Attention at QSV's width", {"model.dim": SameAsQSV("dim")}, "attention", "attention", other_model=True
     ),
-    "flat": Variant("Flat-lattice control", {"model.layout": "plane"}, "attention", "attention", OTHER_POSITIONS),
+    "flat": Variant(
+        "Flat-lattice control", {"model.layout": "plane"}, "attention", "attention", reinitialises=POSITIONS
+    ),
     "flat_value_identity": Variant(
         "Flat W_V -> identity", {"model.layout": "plane", "model.value": "identity"}, "attention", "flat", NO_VALUE
     ),
-    "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", "flat", OTHER_MODEL),
-    "linear": Variant("Softmax regression on the same samples", {}, "linear", state=OTHER_MODEL),
+    "resnet20": Variant("ResNet-20, same pipeline", {}, "resnet20", "flat", other_model=True),
+    "linear": Variant("Softmax regression on the same samples", {}, "linear", other_model=True),
     # figure "routing-temperature probe"
-    "beta_warm": Variant(
-        "beta starts at 5", {"model.beta_start": 5.0}, state=AllowedStateChange(reinitialises=CROSS_BETA)
-    ),
+    "beta_warm": Variant("beta starts at 5", {"model.beta_start": 5.0}, reinitialises=CROSS_BETA),
     "beta_frozen": Variant(
-        "beta frozen at 5",
-        {"model.beta_start": 5.0, "model.beta_frozen": True},
-        state=AllowedStateChange(removes=CROSS_BETA),
+        "beta frozen at 5", {"model.beta_start": 5.0, "model.beta_frozen": True}, removes=CROSS_BETA
     ),
     # section "optimization and geometry"
     "quaternion_adamw": Variant(
@@ -113,15 +102,9 @@ VARIANTS: dict[str, Variant] = {
     "quaternion_annealed": Variant("Quaternion rate annealed", {"optim.quaternion_schedule": "annealed"}),
     "schedule_constant": Variant("Constant learning rate", {"optim.schedule": "constant"}),
     "repulsion_off": Variant("Repulsion off", {"optim.repulsion": False}),
-    "bound_none": Variant(
-        "No bound on the perturbation",
-        {"model.bound": "none"},
-        state=AllowedStateChange(removes=("fields.*.bound.logit",)),
-    ),
+    "bound_none": Variant("No bound on the perturbation", {"model.bound": "none"}, removes=("fields.*.bound.logit",)),
     "zero_init_off": Variant(
-        "Perturbation not started at zero",
-        {"model.zero_init": False},
-        state=AllowedStateChange(reinitialises=("*.perturbation.outer_*",)),
+        "Perturbation not started at zero", {"model.zero_init": False}, reinitialises=("*.perturbation.outer_*",)
     ),
     # the robustness sweep
     "lr_half": Variant("Learning rate x 1/2", {"optim.peak_lr": ScaledBy(0.5)}),
@@ -130,21 +113,19 @@ VARIANTS: dict[str, Variant] = {
     "quaternion_lr_high": Variant("Quaternion step x 2", {"optim.quaternion_lr": ScaledBy(2.0)}),
     "repulsion_strong": Variant("Repulsion step x 2", {"optim.repulsion_start": ScaledBy(2.0)}),
     # beyond the paper
-    "qsv_plane": Variant("QSV on the plane", {"model.layout": "plane"}, state=FROZEN_POSITIONS),
+    "qsv_plane": Variant("QSV on the plane", {"model.layout": "plane"}, removes=POSITIONS),
     "resample_geometric": Variant("QSV, residual by position", {"model.resample": "geometric"}),
     "attention_resample_geometric": Variant(
         "Attention, residual by position", {"model.resample": "geometric"}, "attention", "attention"
     ),
     "transport_one_sided": Variant("Transport one-sided", {"model.transport": "one_sided"}),
     "transport_projected": Variant(
-        "Transport -> linear map per head",
-        {"model.transport": "projected"},
-        state=AllowedStateChange(adds=("*.transport.*",)),
+        "Transport -> linear map per head", {"model.transport": "projected"}, adds=("*.transport.*",)
     ),
     "uniform_projected": Variant(
         "Uniform and linear map per head",
         {"model.routing": "uniform", "model.transport": "projected"},
-        state=AllowedStateChange(adds=("*.transport.*",)),
+        adds=("*.transport.*",),
     ),
     "transport_lift": Variant("Transport in alone (lift)", {"model.transport": "lift"}),
     "transport_lower": Variant("Transport out alone (lower)", {"model.transport": "lower"}),
@@ -152,14 +133,14 @@ VARIANTS: dict[str, Variant] = {
         "Both roles disabled, heads mixed",
         {"model.routing": "uniform", "model.transport": "identity", "model.head_mixing": "linear"},
         reference="both_off",
-        state=AllowedStateChange(adds=("*.head_mixing.weight",)),
+        adds=("*.head_mixing.weight",),
     ),
     "attention_uniform": Variant(
         "Attention, routing -> uniform 1/k", {"model.routing": "uniform"}, "attention", "attention"
     ),
-    "field_static": Variant("Static field", {"model.field_mode": "static"}, state=NO_PERTURBATION),
-    "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, state=FROZEN_POSITIONS),
-    "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, state=NO_ROUNDS),
+    "field_static": Variant("Static field", {"model.field_mode": "static"}, removes=NO_PERTURBATION),
+    "positions_frozen": Variant("Positions frozen", {"model.positions": "frozen"}, removes=POSITIONS),
+    "rounds_none": Variant("No rounds on the last shell", {"model.rounds": 0}, removes=("rounds.*",)),
     "pooling_mean": Variant("Mean pooling", {"model.pooling": "mean"}),
     "dropout_none": Variant("No dropout", DROPOUT_OFF),
     "auxiliaries_none": Variant("No auxiliary losses", AUXILIARIES_OFF),
@@ -172,9 +153,8 @@ VARIANTS: dict[str, Variant] = {
     "network_per_shell": Variant(
         "Perturbation network per shell",
         {"model.perturbation": "shell"},
-        state=AllowedStateChange(
-            removes=tuple(f"{step}.perturbation.*" for step in STEPS), adds=("fields.*.perturbation.*",)
-        ),
+        removes=tuple(f"{step}.perturbation.*" for step in STEPS),
+        adds=("fields.*.perturbation.*",),
     ),
     "inner_skip": Variant("Skip within the Hamilton block", {"model.inner_skip": "residual"}),
     "pooling_per_head": Variant("Pooling per head", {"model.pooling": "quaternion_per_head"}),
@@ -182,7 +162,7 @@ VARIANTS: dict[str, Variant] = {
     "plain": Variant(
         "QSV without its asymmetries",
         {**NO_ASYMMETRY, **DROPOUT_OFF, **AUXILIARIES_OFF},
-        state=AllowedStateChange(removes=(*NO_ROUNDS.removes, *FROZEN_POSITIONS.removes)),
+        removes=("rounds.*", *POSITIONS),
     ),
 }
 """name -> variant; the name is part of a cell's id."""

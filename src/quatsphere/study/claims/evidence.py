@@ -13,6 +13,8 @@ from quatsphere.study.results import CellRecord
 from quatsphere.study.statistics import Samples
 from quatsphere.study.variants import STANDS_FOR
 
+Names = tuple[str, ...]
+Pick = Callable[[list[float]], float]
 VEHICLES = ("automobile", "truck", "ship", "frog")
 ANIMALS = ("cat", "bird", "dog", "deer")
 OTHERS = ("airplane", "horse")
@@ -74,16 +76,10 @@ def interior_displacement(record: CellRecord) -> float | None:
     return statistics.mean(m / s for m, s in zip(moved, spacing, strict=True)) if moved else None
 
 
-def easiest_gap(record: CellRecord) -> float | None:
-    """Accuracy on the hardest of automobile, truck, ship, frog minus the better of airplane, horse, in points."""
-    easy, other = _class_accuracies(record, VEHICLES), _class_accuracies(record, OTHERS)
-    return 100 * (min(easy) - max(other)) if easy and other else None
-
-
-def weakest_gap(record: CellRecord) -> float | None:
-    """Accuracy on the easiest of cat, bird, dog, deer minus that on the hardest of all others, in points."""
-    hard, other = _class_accuracies(record, ANIMALS), _class_accuracies(record, (*VEHICLES, *OTHERS))
-    return 100 * (max(hard) - min(other)) if hard and other else None
+def extreme_gap(record: CellRecord, pick: Pick, names: Names, pick_other: Pick, others: Names) -> float | None:
+    """Smallest or largest accuracy on some classes minus that on others, in points."""
+    one, other = _class_accuracies(record, names), _class_accuracies(record, others)
+    return 100 * (pick(one) - pick_other(other)) if one and other else None
 
 
 def class_gap(record: CellRecord) -> float | None:
@@ -173,8 +169,8 @@ CELL_METRICS: dict[str, Callable[[CellRecord], float | None]] = {
     "interior": interior_displacement,
     "class_gap": class_gap,
     "cat_gap": cat_gap,
-    "easiest_gap": easiest_gap,
-    "weakest_gap": weakest_gap,
+    "easiest_gap": lambda record: extreme_gap(record, min, VEHICLES, max, OTHERS),
+    "weakest_gap": lambda record: extreme_gap(record, max, ANIMALS, min, (*VEHICLES, *OTHERS)),
     "generalisation": generalisation,
     "decay": decay_sum,
 }
@@ -194,6 +190,16 @@ CELL_LISTS: dict[str, Callable[[CellRecord], list[float]]] = {
     "agreement": lambda record: _diagnostic(record, "agreement"),
 }
 """name -> numbers of a finished cell, one per step or shell."""
+
+
+def collect(records: Iterable[CellRecord], metric: Callable[[CellRecord], float | None]) -> Samples:
+    """row -> seed -> value, for the records that have the metric."""
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        value = metric(record)
+        if value is not None:
+            found.setdefault(record["variant"], {})[record["seed"]] = value
+    return found
 
 
 class Evidence:
@@ -224,16 +230,10 @@ class Evidence:
     def samples(self, dataset: str, metric: str) -> Samples:
         """row -> seed -> value for all rows; cached."""
         if (dataset, metric) not in self._samples:
-            self._samples[dataset, metric] = self._collect(self.available_dataset(dataset), metric)
+            name = self.available_dataset(dataset)
+            cells = [record for record in self.records if record["dataset"] == name]
+            self._samples[dataset, metric] = collect(cells, CELL_METRICS[metric])
         return self._samples[dataset, metric]
-
-    def _collect(self, name: str, metric: str) -> Samples:
-        found: dict[str, dict[int, float]] = {}
-        for record in self.records:
-            value = CELL_METRICS[metric](record) if record["dataset"] == name else None
-            if value is not None:
-                found.setdefault(record["variant"], {})[record["seed"]] = value
-        return found
 
     def lists(self, dataset: str, row: str, metric: str) -> dict[int, list[float]]:
         """seed -> one value per step or shell."""

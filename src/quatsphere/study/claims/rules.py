@@ -1,22 +1,128 @@
-"""Rules that decide claims: intervals of estimates, ranges over seeds, arithmetic.
+"""Claims of the paper, the rules that decide them, and the conditions without which a claim stays undecided.
 
-No rule about trained cells decides anything with fewer than three seeds.
+A rule is a function from the evidence to a finding; its other arguments are bound with `functools.partial`. No rule
+about trained cells decides anything with fewer than three seeds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any, Literal
 
-from quatsphere.study.claims.claim import Finding, Number
-from quatsphere.study.claims.evidence import ACCURACIES, Evidence
-from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, by_seed, estimate_contrast, mean
+from quatsphere.study.claims.evidence import ACCURACIES, Evidence, decay_sum
+from quatsphere.study.plan import base_settings
+from quatsphere.study.results import CellRecord
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict, by_seed, estimate_contrast, mean
+from quatsphere.study.variants import SCALES, dataset_title, find_variant
+from quatsphere.train.provenance import MAY_CHANGE
 
+Number = float | tuple[float, ...] | str | None
 SEVERITY = ("fails", "undecided", "holds")
 """Verdicts, worst first."""
+NOT_SIZE = MAY_CHANGE | {"train.seed", "model.budget"}
+"""Settings that do not count when a cell is compared with the paper's size."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict with the numbers that support it."""
+
+    verdict: Verdict
+    why: str = ""
+    """Reason for an undecided verdict, or a remark."""
+    n: int = 0
+    ours: Number = None
+    interval: tuple[float, float] | None = None
+
+
+Rule = Callable[[Evidence], Finding]
+Requirement = Callable[[Evidence], str]
+"""Description of what is missing before a claim can be decided; empty if nothing is."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A quantitative statement of the paper."""
+
+    id: str
+    section: str
+    """Label of the section, table or figure in the paper."""
+    statement: str
+    paper: Number
+    """The paper's value, in the paper's unit."""
+    form: Literal["mean", "single", "range", "stated", "exact"]
+    """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
+    n: int | None
+    """Number of runs behind the paper's value, if stated."""
+    rule: Rule
+    kind: Literal["static", "trained"] = "trained"
+    requires: Sequence[Requirement] = ()
+
+    def decide(self, evidence: Evidence) -> Finding:
+        """Apply the rule; undecided if there are no cells or a requirement is not met."""
+        dataset = self.rule.quantity.dataset if isinstance(self.rule, LiesBetween) else "cifar10"
+        if self.kind == "trained" and not evidence.has_cells(dataset):
+            return Finding("undecided", f"no {dataset_title(dataset)} cells")
+        found = self.rule(evidence)
+        if not found.n:
+            return found
+        missing = "; ".join(filter(None, (requirement(evidence) for requirement in self.requires)))
+        if missing:
+            return replace(found, verdict="undecided", why=missing)
+        used = evidence.available_dataset(dataset)
+        remark = "" if used == dataset else f"judged on {dataset_title(used)}"
+        return replace(found, why="; ".join(filter(None, (found.why, remark))))
+
+
+def decide(claims: Iterable[Claim], records: Iterable[CellRecord]) -> list[dict[str, Any]]:
+    """Decide all claims on the finished cells; return claims and findings as plain values."""
+    evidence = Evidence(records)
+    fields = ("id", "kind", "section", "statement", "form")
+    return [
+        {name: getattr(claim, name) for name in fields}
+        | {"verdict": found.verdict, "why": found.why, "n": found.n, "ours": found.ours}
+        | {"paper": claim.paper, "paper_n": claim.n, "interval": found.interval}
+        for claim in claims
+        for found in [claim.decide(evidence)]
+    ]
+
+
+# Requirements
+
+
+def paper_size(evidence: Evidence, row: str = "full", dataset: str = "cifar10") -> str:
+    """Require that the cells of a row have the paper's model, data and length."""
+    variant = find_variant(row)
+    paper = base_settings(SCALES["paper"], dataset, variant.model)
+    settings = [record["config"] for record in evidence.row_records(dataset, row).values()]
+    compared = [key for key in paper if key not in NOT_SIZE and key not in variant.changes]
+    same = all(each.get(key) == paper[key] for each in settings for key in compared)
+    is_papers = evidence.available_dataset(dataset) == dataset
+    return "" if settings and same and is_papers else "needs the paper's size"
+
+
+def min_decay(evidence: Evidence, minimum: float, row: str = "full") -> str:
+    """Require that the sum of learning rate x weight decay over the steps reaches a minimum: decay had time to act."""
+    smallest = min(map(decay_sum, evidence.row_records("cifar10", row).values()), default=0.0)
+    return "" if smallest >= minimum else f"needs sum of lr * wd >= {minimum:g}, has {smallest:.2g}"
+
+
+def min_epochs(evidence: Evidence, minimum: int, row: str = "full") -> str:
+    """Require that every cell of a row trained for a minimum number of epochs."""
+    shortest = min((record["epochs"] for record in evidence.row_records("cifar10", row).values()), default=0)
+    return "" if shortest >= minimum else f"needs {minimum} epochs, has {shortest}"
+
+
+def never_met(reason: str, evidence: Evidence) -> str:
+    """A condition that no results folder can meet, with the reason."""
+    return reason
+
+
+# Rules with intervals
 
 
 def difference(row: str, reference: str) -> dict[str, float]:
@@ -43,11 +149,10 @@ class Contrast:
             samples = {row: samples[row] for row in self.weights if row in samples}
         return estimate_contrast(samples, self.weights)
 
-    def no_data(self, evidence: Evidence) -> Finding:
-        """Finding for rows without a common seed."""
+    def no_data(self, evidence: Evidence) -> str:
+        """Reason why there is no estimate: rows without a common seed."""
         samples = evidence.samples(self.dataset, self.metric)
-        rows = [row for row in self.weights if row not in samples] or list(self.weights)
-        return Finding("undecided", f"no cells of {', '.join(rows)} on {evidence.available_dataset(self.dataset)}")
+        return f"no cells of {', '.join([row for row in self.weights if row not in samples] or self.weights)}"
 
 
 @dataclass(frozen=True)
@@ -62,10 +167,10 @@ class RowMean:
         """Estimate the mean."""
         return mean(evidence.samples(self.dataset, self.metric).get(self.row, {}))
 
-    def no_data(self, evidence: Evidence) -> Finding:
-        """Finding for a row without cells, or whose cells lack the metric."""
-        what = "cells" if not evidence.row_records(self.dataset, self.row) else f"measure '{self.metric}'"
-        return Finding("undecided", f"no {what} of {self.row} on {evidence.available_dataset(self.dataset)}")
+    def no_data(self, evidence: Evidence) -> str:
+        """Reason why there is no estimate: a row without cells, or whose cells lack the metric."""
+        what = f"measure '{self.metric}'" if evidence.row_records(self.dataset, self.row) else "cells"
+        return f"no {what} of {self.row}"
 
 
 Quantity = Contrast | RowMean
@@ -73,11 +178,11 @@ Quantity = Contrast | RowMean
 
 @dataclass(frozen=True)
 class LiesBetween:
-    """A quantity lies between two limits, of which one may be infinite.
+    """A quantity is between two limits, of which one may be infinite.
 
-    With one finite limit the claim holds when the 95 % interval lies on the claimed side; with two it holds by two
-    one-sided tests at 5 % each. It fails when the 95 % interval lies below `refuted_below` or above `refuted_above`
-    (by default the limits themselves) and it does not hold.
+    With one finite limit the claim holds when the 95 % interval is on the claimed side; with two it holds by two
+    one-sided tests at 5 % each. It fails when the 95 % interval is below `refuted_below` or above `refuted_above` and
+    it does not hold.
     """
 
     quantity: Quantity
@@ -88,11 +193,12 @@ class LiesBetween:
     comparisons: int = 1
     """Number of claims tested together; refutations are adjusted by Bonferroni's rule."""
 
-    def decide(self, evidence: Evidence) -> Finding:
+    def __call__(self, evidence: Evidence) -> Finding:
         """Test the claim, then its refutation."""
         found = self.quantity.estimate(evidence)
         if found is None:
-            return self.quantity.no_data(evidence)
+            dataset = evidence.available_dataset(self.quantity.dataset)
+            return Finding("undecided", f"{self.quantity.no_data(evidence)} on {dataset}")
         numbers = (found.n, found.value, found.interval())
         if found.n < MIN_SEEDS:
             return Finding("undecided", f"n = {found.n}, needs {MIN_SEEDS}", *numbers)
@@ -102,11 +208,10 @@ class LiesBetween:
         p_refuted = 2 * self.comparisons * min(found.below(self.refuted_below), found.above(self.refuted_above))
         if min(p_holds, p_refuted) >= LEVEL:
             return Finding("undecided", f"{self._not_cleared()}: {self._seeds_needed(found)}", *numbers)
-        verdict: Finding = Finding("holds" if p_holds < LEVEL else "fails", "", *numbers)
-        if not self.is_equivalence or p_refuted >= LEVEL:
-            return verdict
-        within = "within" if verdict.verdict == "holds" else "not shown to be within"
-        return replace(verdict, why=f"{within} {self.margin_text()} of 0; differs from 0 by {found.value:+.2f}")
+        holds, differs = p_holds < LEVEL, self.is_equivalence and p_refuted < LEVEL
+        within = f"{'within' if holds else 'not shown to be within'} {self.margin_text()} of 0"
+        why = f"{within}; differs from 0 by {found.value:+.2f}" if differs else ""
+        return Finding("holds" if holds else "fails", why, *numbers)
 
     @property
     def two_sided(self) -> bool:
@@ -134,7 +239,7 @@ class LiesBetween:
             return f"neither within +-{self.high:g} nor away from 0"
         limits = [self.high, self.low, self.refuted_above, self.refuted_below]
         finite = dict.fromkeys(f"{limit:g}" for limit in limits if math.isfinite(limit))
-        return f"the interval contains {' or '.join(finite) if self.two_sided else ' and '.join(finite)}"
+        return f"the interval contains {(' or ' if self.two_sided else ' and ').join(finite)}"
 
     def _seeds_needed(self, found: Estimate) -> str:
         """Smallest number of seeds that would decide the claim if the value stayed as it is."""
@@ -174,185 +279,107 @@ def near(quantity: Quantity, value: float, margin: float) -> LiesBetween:
     return LiesBetween(quantity, low, high, low, high)
 
 
-@dataclass(frozen=True)
-class All:
-    """Several one-sided rules: holds if all hold, fails if one fails; the numbers are those of the worst."""
-
-    rules: tuple[LiesBetween, ...]
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Return the worst finding; of several undecided ones the one whose interval is least on its side."""
-        found = [(rule, rule.decide(evidence)) for rule in self.rules]
-        order = [(SEVERITY.index(each.verdict), rule.share_within(each.interval)) for rule, each in found]
-        return found[order.index(min(order))][1]
+def all_hold(rules: tuple[LiesBetween, ...], evidence: Evidence) -> Finding:
+    """Several one-sided rules: the worst finding; of undecided ones that whose interval is least on its side."""
+    found = [(rule, rule(evidence)) for rule in rules]
+    order = [(SEVERITY.index(each.verdict), rule.share_within(each.interval)) for rule, each in found]
+    return found[order.index(min(order))][1]
 
 
-@dataclass(frozen=True)
-class AllEquivalent:
-    """Every row is equivalent to a reference: holds if all are, fails if one is not."""
-
-    rows: tuple[str, ...]
-    reference: str
-    margin: float
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Return the worst row's verdict with the range of all differences."""
-        found = {
-            row: equivalent(Contrast(difference(row, self.reference)), self.margin, len(self.rows)).decide(evidence)
-            for row in self.rows
-        }
-        row, worst = min(found.items(), key=lambda item: SEVERITY.index(item[1].verdict))
-        values = [each.ours for each in found.values() if isinstance(each.ours, float)]
-        n = min(each.n for each in found.values())
-        why = f"{row}: {worst.why or 'differs'}" if worst.verdict != "holds" else ""
-        return Finding(worst.verdict, why, n, (min(values), max(values)) if values else None, worst.interval)
+def all_equivalent(rows: tuple[str, ...], margin: float, evidence: Evidence) -> Finding:
+    """Every row is equivalent to the full model: the worst row's verdict with the range of all differences."""
+    found = {row: equivalent(Contrast(difference(row, "full")), margin, len(rows))(evidence) for row in rows}
+    row, worst = min(found.items(), key=lambda item: SEVERITY.index(item[1].verdict))
+    values = [each.ours for each in found.values() if isinstance(each.ours, float)]
+    n = min(each.n for each in found.values())
+    why = f"{row}: {worst.why or 'differs'}" if worst.verdict != "holds" else ""
+    return Finding(worst.verdict, why, n, (min(values), max(values)) if values else None, worst.interval)
 
 
-@dataclass(frozen=True)
-class LessStable:
-    """A row is less stable than its reference: more cells diverge, or its loss curve is rougher."""
+def less_stable(evidence: Evidence, row: str, least_epochs: int = 12) -> Finding:
+    """A row is less stable than the full model: three more cells diverge, or its loss curve is rougher.
 
-    row: str
-    reference: str = "full"
-    min_epochs: int = 12
-    """Roughness of shorter loss curves reflects the initial fall."""
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare divergences first (three more than the reference decide), then roughness."""
-        diverged, other = (evidence.diverged_count("cifar10", row) for row in (self.row, self.reference))
-        found = above(Contrast(difference(self.row, self.reference), "roughness")).decide(evidence)
-        if diverged - other >= MIN_SEEDS:
-            return Finding("holds", f"{diverged} cells diverged", diverged + found.n, found.ours, found.interval)
-        epochs = [record["epochs"] for record in evidence.row_records("cifar10", self.row).values()]
-        if found.n and min(epochs, default=self.min_epochs) < self.min_epochs:
-            why = f"{diverged} cells diverged; roughness needs {self.min_epochs} epochs, has {min(epochs)}"
-            return replace(found, verdict="undecided", why=why)
-        return found
+    Roughness of curves shorter than `least_epochs` reflects the initial fall and decides nothing.
+    """
+    diverged, other = (evidence.diverged_count("cifar10", name) for name in (row, "full"))
+    found = above(Contrast(difference(row, "full"), "roughness"))(evidence)
+    if diverged - other >= MIN_SEEDS:
+        return Finding("holds", f"{diverged} cells diverged", diverged + found.n, found.ours, found.interval)
+    epochs = [record["epochs"] for record in evidence.row_records("cifar10", row).values()]
+    if found.n and min(epochs, default=least_epochs) < least_epochs:
+        why = f"{diverged} cells diverged; roughness needs {least_epochs} epochs, has {min(epochs)}"
+        return replace(found, verdict="undecided", why=why)
+    return found
 
 
-@dataclass(frozen=True)
-class RatioAbove:
-    """The ratio of a row's metric to its reference's exceeds a limit; `metric` is a logarithm."""
-
-    row: str
-    reference: str
-    metric: str
-    limit: float = 1.0
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare logarithms and return the ratio."""
-        quantity = Contrast(difference(self.row, self.reference), self.metric)
-        found = above(quantity, math.log(self.limit)).decide(evidence)
-        ours = math.exp(found.ours) if isinstance(found.ours, float) else None
-        interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
-        why = found.why.replace(f"{math.log(self.limit):g}", f"{self.limit:g}")
-        return replace(found, why=why, ours=ours, interval=interval)
+def ratio_above(evidence: Evidence, weights: Mapping[str, float], metric: str, limit: float) -> Finding:
+    """The ratio of two rows exceeds a limit; `metric` is a logarithm."""
+    found = above(Contrast(weights, metric), math.log(limit))(evidence)
+    ours = math.exp(found.ours) if isinstance(found.ours, float) else None
+    interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
+    return replace(found, why=found.why.replace(f"{math.log(limit):g}", f"{limit:g}"), ours=ours, interval=interval)
 
 
-@dataclass(frozen=True)
-class EntriesBetween:
-    """Every entry of a list metric (one per step, shell or epoch) lies in a range on average over the seeds.
+# Rules without intervals
+
+
+def entries_between(metric: str, low: float, high: float, evidence: Evidence, *, row: str = "full") -> Finding:
+    """Every entry of a list metric (one per step, shell or epoch) is in a range on average over the seeds.
 
     Means are compared without intervals: these properties hardly differ between seeds.
     """
-
-    metric: str
-    low: float
-    high: float
-    row: str = "full"
-    dataset: str = "cifar10"
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the smallest and the largest mean with the range."""
-        found = evidence.lists(self.dataset, self.row, self.metric)
-        if not found:
-            return Finding("undecided", f"no measure of {self.metric} on {self.row}")
-        length = min(len(values) for values in found.values())
-        means = [sum(values[i] for values in found.values()) / len(found) for i in range(length)]
-        is_true = self.low <= min(means) and max(means) <= self.high
-        return _seedwise(is_true, len(found), (min(means), max(means)))
+    found = evidence.lists("cifar10", row, metric)
+    if not found:
+        return Finding("undecided", f"no measure of {metric} on {row}")
+    length = min(len(values) for values in found.values())
+    means = [sum(values[i] for values in found.values()) / len(found) for i in range(length)]
+    return _seedwise(low <= min(means) and max(means) <= high, len(found), (min(means), max(means)))
 
 
-@dataclass(frozen=True)
-class EverySeedBetween:
-    """Every seed of a row lies in a range."""
-
-    row: str
-    low: float
-    high: float
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the smallest and the largest value with the range."""
-        return _seed_range(evidence, self.row, lambda values: self.low <= min(values) and max(values) <= self.high)
+def seeds_between(low: float, high: float, evidence: Evidence, *, row: str) -> Finding:
+    """Every seed of a row is in a range."""
+    values = list(evidence.samples("cifar10", "test").get(row, {}).values())
+    ours = (min(values), max(values)) if values else None
+    is_true = ours is not None and low <= ours[0] and ours[1] <= high
+    return _seedwise(is_true, len(values), ours, f" of {row}")
 
 
-@dataclass(frozen=True)
-class RangesApart:
+def ranges_apart(evidence: Evidence, row: str, reference: str) -> Finding:
     """Every seed of a row is above every seed of another."""
-
-    row: str
-    reference: str
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the smallest value of the row with the largest of the reference."""
-        lower = _seed_range(evidence, self.reference, lambda values: True)
-        top = lower.ours[1] if isinstance(lower.ours, tuple) else 0.0
-        found = _seed_range(evidence, self.row, lambda values: min(values) > top)
-        return found if lower.verdict == "holds" else lower
+    lower = seeds_between(-math.inf, math.inf, evidence, row=reference)
+    if lower.verdict != "holds" or not isinstance(lower.ours, tuple):
+        return lower
+    return seeds_between(math.nextafter(lower.ours[1], math.inf), math.inf, evidence, row=row)
 
 
-@dataclass(frozen=True)
-class BestCell:
+def best_cell(rows: tuple[str, ...], metric: str, reached: float, margin: float, evidence: Evidence) -> Finding:
     """The best single cell of several rows reaches a value within a margin."""
-
-    rows: tuple[str, ...]
-    value: float
-    margin: float
-    metric: str = "test"
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the maximum over rows and seeds with the value."""
-        samples = evidence.samples("cifar10", self.metric)
-        found = [value for row in self.rows for value in samples.get(row, {}).values()]
-        best = max(found, default=None)
-        return _seedwise(best is not None and abs(best - self.value) <= self.margin, len(found), best)
+    samples = evidence.samples("cifar10", metric)
+    found = [value for row in rows for value in samples.get(row, {}).values()]
+    best = max(found, default=None)
+    return _seedwise(best is not None and abs(best - reached) <= margin, len(found), best)
 
 
-@dataclass(frozen=True)
-class SeedSpread:
+def seed_spread(rows: tuple[str, ...], limit: float, evidence: Evidence) -> Finding:
     """In each of several rows the best and the worst seed differ by at most a limit."""
-
-    rows: tuple[str, ...]
-    limit: float
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the row with the widest spread with the limit."""
-        samples = evidence.samples("cifar10", "test")
-        spreads = {row: max(samples[row].values()) - min(samples[row].values()) for row in self.rows if row in samples}
-        n = min((len(samples[row]) for row in spreads), default=0)
-        if n < MIN_SEEDS or len(spreads) < len(self.rows):
-            why = f"n = {n}, needs {MIN_SEEDS} of every row"
-            return Finding("undecided", why, n, max(spreads.values(), default=None))
-        row, widest = max(spreads.items(), key=lambda item: item[1])
-        return Finding("holds" if widest <= self.limit else "fails", f"widest: {row}", n, widest)
+    samples = evidence.samples("cifar10", "test")
+    spreads = {row: max(samples[row].values()) - min(samples[row].values()) for row in rows if row in samples}
+    n = min((len(samples[row]) for row in spreads), default=0)
+    if n < MIN_SEEDS or len(spreads) < len(rows):
+        return Finding("undecided", f"n = {n}, needs {MIN_SEEDS} of every row", n, max(spreads.values(), default=None))
+    row, widest = max(spreads.items(), key=lambda item: item[1])
+    return Finding("holds" if widest <= limit else "fails", f"widest: {row}", n, widest)
 
 
-@dataclass(frozen=True)
-class StableClassOrder:
-    """Spearman's rank correlation of the accuracies by class exceeds a limit for every pair of seeds."""
-
-    limit: float
-    row: str = "full"
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compare the smallest correlation with the limit."""
-        records = evidence.row_records("cifar10", self.row).values()
-        classes = [list(record.get("per_class", {}).values()) for record in records]
-        orders = [average_ranks(values) for values in classes if None not in values and len(set(values)) > 1]
-        if len(orders) < MIN_SEEDS:
-            return _seedwise(False, len(orders), None)
-        smallest = min(statistics.correlation(one, other) for one, other in combinations(orders, 2))
-        return _seedwise(smallest > self.limit, len(orders), smallest)
+def stable_class_order(limit: float, evidence: Evidence) -> Finding:
+    """Spearman's rank correlation of the full model's accuracies by class exceeds a limit for every pair of seeds."""
+    records = evidence.row_records("cifar10", "full").values()
+    classes = [list(record.get("per_class", {}).values()) for record in records]
+    orders = [average_ranks(values) for values in classes if None not in values and len(set(values)) > 1]
+    if len(orders) < MIN_SEEDS:
+        return _seedwise(False, len(orders), None)
+    smallest = min(statistics.correlation(one, other) for one, other in combinations(orders, 2))
+    return _seedwise(smallest > limit, len(orders), smallest)
 
 
 def average_ranks(values: Sequence[float]) -> list[float]:
@@ -360,33 +387,8 @@ def average_ranks(values: Sequence[float]) -> list[float]:
     return [1 + sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
-def _seed_range(evidence: Evidence, row: str, is_true: Callable[[list[float]], bool]) -> Finding:
-    """Finding from a test of the accuracies of all seeds of a row, with their range."""
-    values = list(evidence.samples("cifar10", "test").get(row, {}).values())
-    ours = (min(values), max(values)) if values else None
-    return _seedwise(bool(values) and is_true(values), len(values), ours, f" of {row}")
-
-
 def _seedwise(is_true: bool, n: int, ours: Number, whose: str = "") -> Finding:
     """Finding of a rule without intervals."""
     if n < MIN_SEEDS:
         return Finding("undecided", f"n = {n}{whose}, needs {MIN_SEEDS}", n, ours)
     return Finding("holds" if is_true else "fails", "", n, ours)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A value computed from the code equals the paper's to the digits that the paper prints."""
-
-    compute: Callable[[], float | tuple[float, ...]]
-    paper: float | tuple[float, ...]
-    rounding: float = 0.0
-    """Half a unit of the last printed digit."""
-
-    def decide(self, evidence: Evidence) -> Finding:
-        """Compute and compare."""
-        ours = self.compute()
-        mine, papers = (value if isinstance(value, tuple) else (value,) for value in (ours, self.paper))
-        pairs = zip(mine, papers, strict=False)
-        agrees = len(mine) == len(papers) and all(abs(a - b) <= self.rounding + 1e-9 for a, b in pairs)
-        return Finding("holds" if agrees else "fails", "", 1, ours)

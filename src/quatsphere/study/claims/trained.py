@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
-from quatsphere.study.claims.claim import (
-    Claim,
-    ClaimRule,
-    MinDecay,
-    MinEpochs,
-    NeverMet,
-    Number,
-    PaperSize,
-    Requirement,
-)
-from quatsphere.study.claims.rules import (
-    All,
-    AllEquivalent,
-    BestCell,
-    Contrast,
-    EntriesBetween,
-    EverySeedBetween,
-    LessStable,
-    LiesBetween,
-    RangesApart,
-    RatioAbove,
-    RowMean,
-    SeedSpread,
-    StableClassOrder,
-    above,
-    below,
-    costs,
-    difference,
-    equivalent,
-    near,
-)
+from quatsphere.study.claims import rules
+from quatsphere.study.claims.rules import Claim, Contrast, RowMean, above, below, costs, difference, equivalent, near
 from quatsphere.study.plan import SWEEP_ROWS
 from quatsphere.study.variants import VARIANTS, dataset_title
 
@@ -51,9 +23,9 @@ SEEDS = {
 """Rows of table "ablation" with several seeds, and their accuracies (sec:appendix-config)."""
 
 
-def trained_claim(
-    name: str, section: str, statement: str, paper: Number, runs: int | Literal["range", "stated"], rule: ClaimRule,
-    *requires: Requirement,
+def _claim(
+    name: str, section: str, statement: str, paper: rules.Number, runs: int | Literal["range", "stated"],
+    rule: rules.Rule, *requires: rules.Requirement,
 ) -> Claim:  # fmt: skip
     """Claim about a number of runs, about a range, or stated without a number of runs."""
     if isinstance(runs, str):
@@ -63,10 +35,10 @@ def trained_claim(
 
 def _accuracy(row: str, paper: float, n: int, section: str = "tab:ablation", dataset: str = "cifar10") -> Claim:
     """Mean accuracy of a row."""
-    return trained_claim(
+    return _claim(
         f"accuracy.{row}" + ("" if dataset == "cifar10" else ".cifar100"), section,
         f'"{VARIANTS[row].title}" reaches {paper} % on {dataset_title(dataset)}', paper, n,
-        near(RowMean("test", row, dataset), paper, POINT), PaperSize(row, dataset),
+        near(RowMean("test", row, dataset), paper, POINT), partial(rules.paper_size, row=row, dataset=dataset),
     )  # fmt: skip
 
 
@@ -76,8 +48,8 @@ def _seeds(row: str, *values: float, section: str = "sec:appendix-config") -> Cl
     text = f"has the accuracies {' / '.join(map(str, values))} by seed" if listed else "has seeds between {} and {}"
     return Claim(
         f"seeds.{row}", section, f'"{VARIANTS[row].title}" {text.format(*values)}', values, "range",
-        len(values) if listed else 3, EverySeedBetween(row, min(values) - POINT, max(values) + POINT),
-        requires=(PaperSize(row),),
+        len(values) if listed else 3, partial(rules.seeds_between, min(values) - POINT, max(values) + POINT, row=row),
+        requires=(partial(rules.paper_size, row=row),),
     )  # fmt: skip
 
 
@@ -106,8 +78,9 @@ ACCURACY_CLAIMS: tuple[Claim, ...] = (
 
 COLLAPSE_MARGIN = 5.0
 """Margin in points of "both collapses are similar" (64.1 and 66.5)."""
-OTHER_CODE = NeverMet("not comparable: the paper timed its own code on one RTX A6000")
-SHARPNESS = NeverMet("open: depends on the start of the field and on how head diversity is averaged")
+PAPER_SIZE = rules.paper_size
+OTHER_CODE = partial(rules.never_met, "not comparable: the paper timed its own code on one RTX A6000")
+SHARPNESS = partial(rules.never_met, "open: depends on the start of the field and on how head diversity is averaged")
 """Both determine how sharp routing is; see "Deviations" in docs/paper_map.md."""
 ROBUSTNESS_ROWS = (*SWEEP_ROWS, "repulsion_off")
 TEN_TIMES = (
@@ -123,194 +96,200 @@ def _change(row: str, reference: str = "full", metric: str = "test", dataset: st
     return Contrast(difference(row, reference), metric, dataset)
 
 
-def _same(row: str, reference: str = "full", dataset: str = "cifar10", margin: float = POINT) -> LiesBetween:
+def _same(row: str, reference: str = "full", dataset: str = "cifar10", margin: float = POINT) -> rules.LiesBetween:
     """row = reference within the margin."""
     return equivalent(_change(row, reference, dataset=dataset), margin)
+
+
+def _slower(times: float) -> rules.Rule:
+    """QSV trains at least this many times slower than matched attention."""
+    return partial(rules.ratio_above, weights=difference("attention", "full"), metric="log_speed", limit=times)
+
+
+def _entries(metric: str, low: float, high: float, row: str = "full") -> rules.Rule:
+    """Every entry of a list metric is in a range."""
+    return partial(rules.entries_between, metric, low, high, row=row)
+
+
+def _best(metric: str, value: float) -> rules.Rule:
+    """The best cell of all configurations reaches a value within a point."""
+    return partial(rules.best_cell, ("full", *ROBUSTNESS_ROWS), metric, value, POINT)
 
 
 TRAINED: tuple[Claim, ...] = (
     *ACCURACY_CLAIMS,
     # parts of the kernel
-    trained_claim("transport.cifar10", "sec:exp-ablation", "removing transport costs accuracy (4.3 points)", -4.3, 2,
+    _claim("transport.cifar10", "sec:exp-ablation", "removing transport costs accuracy (4.3 points)", -4.3, 2,
         below(_change("transport_identity"))),
-    trained_claim("transport.cifar100", "sec:exp-ablation",
-        "removing transport costs accuracy on CIFAR-100 (4.1 points)", -4.1, 1,
-        below(_change("transport_identity", dataset="cifar100"))),
-    trained_claim("transport.fit", "sec:exp-ablation",
-        "removing transport lowers augmented training accuracy (81 to 74 %)", -7.0, "stated",
-        below(_change("transport_identity", metric="train"))),
-    trained_claim("uniform.cifar10", "sec:exp-ablation", "uniform routing does not change accuracy (-0.2 points)", -0.2,
-        2, _same("routing_uniform")),
-    trained_claim("uniform.cifar100", "sec:exp-ablation",
+    _claim("transport.cifar100", "sec:exp-ablation", "removing transport costs accuracy on CIFAR-100 (4.1 points)",
+        -4.1, 1, below(_change("transport_identity", dataset="cifar100"))),
+    _claim("transport.fit", "sec:exp-ablation", "removing transport lowers augmented training accuracy (81 to 74 %)",
+        -7.0, "stated", below(_change("transport_identity", metric="train"))),
+    _claim("uniform.cifar10", "sec:exp-ablation", "uniform routing does not change accuracy (-0.2 points)", -0.2, 2,
+        _same("routing_uniform")),
+    _claim("uniform.cifar100", "sec:exp-ablation",
         "uniform routing does not change accuracy on CIFAR-100 (-0.4 points)", -0.4, 1,
         _same("routing_uniform", dataset="cifar100")),
-    trained_claim("roles.unequal", "sec:exp-ablation",
-        "removing transport costs more than removing routing (4.3 against 0.2)", -4.0, 2,
-        below(_change("transport_identity", "routing_uniform"))),
-    trained_claim("roles.unequal.cifar100", "sec:exp-ablation",
+    _claim("roles.unequal", "sec:exp-ablation", "removing transport costs more than removing routing (4.3 against 0.2)",
+        -4.0, 2, below(_change("transport_identity", "routing_uniform"))),
+    _claim("roles.unequal.cifar100", "sec:exp-ablation",
         "removing transport costs more than removing routing on CIFAR-100 (4.1 against 0.4)", -3.7, 1,
         below(_change("transport_identity", "routing_uniform", dataset="cifar100"))),
-    trained_claim("roles.order_of_magnitude", "sec:exp-ablation",
+    _claim("roles.order_of_magnitude", "sec:exp-ablation",
         "removing transport costs more than ten times as much as uniform routing", -1.75, 2,
-        All(tuple(below(Contrast(weights, own_variance=True)) for weights in TEN_TIMES))),
-    trained_claim("absolute", "tab:ablation", "routing on |Re(r)| does not change accuracy (+0.3 points)", 0.3, 2,
+        partial(rules.all_hold, tuple(below(Contrast(weights, own_variance=True)) for weights in TEN_TIMES))),
+    _claim("absolute", "tab:ablation", "routing on |Re(r)| does not change accuracy (+0.3 points)", 0.3, 2,
         _same("routing_absolute")),
-    trained_claim("geometric", "tab:ablation", "geometric routing does not change accuracy (+0.0 points)", 0.0, 2,
+    _claim("geometric", "tab:ablation", "geometric routing does not change accuracy (+0.0 points)", 0.0, 2,
         _same("routing_geometric")),
-    trained_claim("both_off", "sec:exp-ablation",
-        "accuracy collapses without both transport and routing (-21.8 points)", -21.8, 1, below(_change("both_off"))),
-    trained_claim("interaction", "sec:exp-ablation",
+    _claim("both_off", "sec:exp-ablation", "accuracy collapses without both transport and routing (-21.8 points)",
+        -21.8, 1, below(_change("both_off"))),
+    _claim("interaction", "sec:exp-ablation",
         "removing both transport and routing costs more than the sum of removing each (by 17 points)", -17.0, 1,
         below(Contrast({"both_off": 1.0, "transport_identity": -1.0, "routing_uniform": -1.0, "full": 1.0}))),
-    trained_claim("routing_without_transport", "sec:exp-ablation",
+    _claim("routing_without_transport", "sec:exp-ablation",
         "without transport, removing routing costs accuracy (17 points)", -17.6, 1,
         below(_change("both_off", "transport_identity"))),
-    trained_claim("frozen_random", "sec:exp-ablation", "accuracy collapses with a frozen random field (-19.4 points)",
-        -19.4, 1, below(_change("frozen_random"))),
-    trained_claim("frozen_like_both_off", "sec:exp-ablation",
+    _claim("frozen_random", "sec:exp-ablation", "accuracy collapses with a frozen random field (-19.4 points)", -19.4,
+        1, below(_change("frozen_random"))),
+    _claim("frozen_like_both_off", "sec:exp-ablation",
         "a frozen random field and the loss of both roles collapse alike, to about 65 %", 2.4, 1,
         _same("frozen_random", "both_off", margin=COLLAPSE_MARGIN)),
-    trained_claim("frozen_identity", "sec:exp-ablation", "a frozen identity field costs accuracy too", None, "stated",
+    _claim("frozen_identity", "sec:exp-ablation", "a frozen identity field costs accuracy too", None, "stated",
         below(_change("frozen_identity"))),
     # routing
-    trained_claim("entropy", "sec:exp-routing",
+    _claim("entropy", "sec:exp-routing",
         "the normalised routing entropy of every shell stays at about 0.99 (here: at least 0.985)", 0.99, "range",
-        EntriesBetween("entropy", 0.985, 1.0), SHARPNESS),
-    trained_claim("peak", "sec:exp-routing", "the largest weight of every shell is 1.2 to 1.4 times the uniform weight",
-        (1.2, 1.4), "range", EntriesBetween("peak", 1.15, 1.45), SHARPNESS),
-    trained_claim("orientation", "sec:exp-routing", "the orientation spread of the shells is 0.9 to 1.8 rad",
-        (0.9, 1.8), "range", EntriesBetween("orientation", 0.85, 1.85), PaperSize()),
-    trained_claim("orientation.grows", "sec:exp-routing",
-        "the orientation spread grows from the first shell to the last", (0.9, 1.8), "range",
-        above(RowMean("orientation_change")), PaperSize()),
-    trained_claim("score_spread", "sec:exp-routing", "the spread of the scores is 0.24 to 0.46", (0.24, 0.46), "range",
-        EntriesBetween("score", 0.235, 0.465), PaperSize()),
-    trained_claim("beta", "sec:exp-routing", "beta, averaged over heads, is 0.50 to 0.76", (0.50, 0.76), "range",
-        EntriesBetween("beta", 0.495, 0.765), MinDecay(4.0)),
-    trained_claim("beta.below_prior", "sec:exp-routing", "beta stays at or below the penalty's fixed point of 0.79",
-        0.79, "range", EntriesBetween("beta", 0.1, 0.795)),
-    trained_claim("beta.falls", "sec:exp-routing", "beta falls in training", None, "range",
-        below(RowMean("beta_change"))),
-    trained_claim("beta_warm.returns", "sec:exp-routing", "beta returns to 0.52 to 1.16 when it starts at 5",
-        (0.52, 1.16), "range", EntriesBetween("cross_beta", 0.515, 1.165, "beta_warm"), MinDecay(4.0, "beta_warm")),
-    trained_claim("beta_warm.accuracy", "sec:exp-routing", "starting beta at 5 does not change accuracy (+0.2 points)",
-        0.2, 1, _same("beta_warm")),
-    trained_claim("beta_frozen.accuracy", "sec:exp-routing",
-        "freezing beta at 5 does not change accuracy (-0.4 points)", -0.4, 1, _same("beta_frozen")),
-    trained_claim("routing.three_same", "sec:exp-routing", "uniform, learned and sharp routing reach the same accuracy",
-        None, "stated", AllEquivalent(("routing_uniform", "beta_frozen"), "full", POINT)),
+        _entries("entropy", 0.985, 1.0), SHARPNESS),
+    _claim("peak", "sec:exp-routing", "the largest weight of every shell is 1.2 to 1.4 times the uniform weight",
+        (1.2, 1.4), "range", _entries("peak", 1.15, 1.45), SHARPNESS),
+    _claim("orientation", "sec:exp-routing", "the orientation spread of the shells is 0.9 to 1.8 rad", (0.9, 1.8),
+        "range", _entries("orientation", 0.85, 1.85), PAPER_SIZE),
+    _claim("orientation.grows", "sec:exp-routing", "the orientation spread grows from the first shell to the last",
+        (0.9, 1.8), "range", above(RowMean("orientation_change")), PAPER_SIZE),
+    _claim("score_spread", "sec:exp-routing", "the spread of the scores is 0.24 to 0.46", (0.24, 0.46), "range",
+        _entries("score", 0.235, 0.465), PAPER_SIZE),
+    _claim("beta", "sec:exp-routing", "beta, averaged over heads, is 0.50 to 0.76", (0.50, 0.76), "range",
+        _entries("beta", 0.495, 0.765), partial(rules.min_decay, minimum=4.0)),
+    _claim("beta.below_prior", "sec:exp-routing", "beta stays at or below the penalty's fixed point of 0.79", 0.79,
+        "range", _entries("beta", 0.1, 0.795)),
+    _claim("beta.falls", "sec:exp-routing", "beta falls in training", None, "range", below(RowMean("beta_change"))),
+    _claim("beta_warm.returns", "sec:exp-routing", "beta returns to 0.52 to 1.16 when it starts at 5", (0.52, 1.16),
+        "range", _entries("cross_beta", 0.515, 1.165, row="beta_warm"),
+        partial(rules.min_decay, minimum=4.0, row="beta_warm")),
+    _claim("beta_warm.accuracy", "sec:exp-routing", "starting beta at 5 does not change accuracy (+0.2 points)", 0.2, 1,
+        _same("beta_warm")),
+    _claim("beta_frozen.accuracy", "sec:exp-routing", "freezing beta at 5 does not change accuracy (-0.4 points)", -0.4,
+        1, _same("beta_frozen")),
+    _claim("routing.three_same", "sec:exp-routing", "uniform, learned and sharp routing reach the same accuracy", None,
+        "stated", partial(rules.all_equivalent, ("routing_uniform", "beta_frozen"), POINT)),
     # baselines and controls
-    trained_claim("attention_over_qsv", "sec:exp-baseline", "matched attention is more accurate than QSV (+1.4 points)",
-        1.4, 2, above(_change("attention", "full"))),
-    trained_claim("flat_over_sphere", "sec:exp-grid", "attention is more accurate on the flat lattice (+3.8 points)",
-        3.8, 3, above(_change("flat", "attention"))),
-    trained_claim("flat_over_sphere.ranges", "sec:exp-grid",
+    _claim("attention_over_qsv", "sec:exp-baseline", "matched attention is more accurate than QSV (+1.4 points)", 1.4,
+        2, above(_change("attention", "full"))),
+    _claim("flat_over_sphere", "sec:exp-grid", "attention is more accurate on the flat lattice (+3.8 points)", 3.8, 3,
+        above(_change("flat", "attention"))),
+    _claim("flat_over_sphere.ranges", "sec:exp-grid",
         "the seed ranges of attention on the flat lattice and on the sphere do not overlap", None, "range",
-        RangesApart("flat", "attention")),
-    trained_claim("resnet_over_flat", "sec:exp-grid",
+        partial(rules.ranges_apart, row="flat", reference="attention")),
+    _claim("resnet_over_flat", "sec:exp-grid",
         "ResNet-20 is more accurate than attention on the flat lattice (+2.1 points)", 2.1, 1,
         above(_change("resnet20", "flat"))),
-    trained_claim("resnet_over_attention", "tab:context",
+    _claim("resnet_over_attention", "tab:context",
         "ResNet-20 is more accurate than attention on the sphere (+5.9 points)", 5.9, 1,
         above(_change("resnet20", "attention"))),
-    trained_claim("resnet_over_qsv", "tab:context", "ResNet-20 is more accurate than QSV (+7.3 points)", 7.3, 1,
+    _claim("resnet_over_qsv", "tab:context", "ResNet-20 is more accurate than QSV (+7.3 points)", 7.3, 1,
         above(_change("resnet20", "full"))),
-    trained_claim("flat_closes_most", "sec:exp-error",
+    _claim("flat_closes_most", "sec:exp-error",
         "the flat lattice closes more than half of the gap between attention and ResNet-20", 0.85, 1,
         above(Contrast({"flat": 1.0, "attention": -0.5, "resnet20": -0.5}))),
-    trained_claim("value.sphere", "sec:exp-grid",
+    _claim("value.sphere", "sec:exp-grid",
         "replacing W_V by the identity costs attention accuracy on the sphere (1.0 point)", -1.0, 3,
         costs(_change("attention_value_identity", "attention"), 1.0)),
-    trained_claim("value.plane", "sec:exp-grid",
+    _claim("value.plane", "sec:exp-grid",
         "replacing W_V by the identity costs attention accuracy on the plane (1.0 point)", -1.0, 3,
         costs(_change("flat_value_identity", "flat"), 1.0)),
-    trained_claim("value.cifar100", "tab:ablation",
+    _claim("value.cifar100", "tab:ablation",
         "replacing W_V by the identity costs attention accuracy on CIFAR-100 (0.8 points)", -0.8, 1,
         costs(_change("attention_value_identity", "attention", dataset="cifar100"), 0.8)),
-    trained_claim("value.same_on_both", "sec:exp-grid",
-        "replacing W_V by the identity costs the same on sphere and plane", 0.0, 3,
-        equivalent(Contrast(VALUE_ON_BOTH), POINT / 2)),
-    trained_claim("kernel_factor", "sec:exp-grid",
+    _claim("value.same_on_both", "sec:exp-grid", "replacing W_V by the identity costs the same on sphere and plane",
+        0.0, 3, equivalent(Contrast(VALUE_ON_BOTH), POINT / 2)),
+    _claim("kernel_factor", "sec:exp-grid",
         "losing the value transform costs QSV more than attention (4.3 against 1.0 points)", -3.3, 2,
         below(Contrast({"transport_identity": 1.0, "full": -1.0, "attention_value_identity": -1.0, "attention": 1.0}))),
-    trained_claim("wide", "sec:exp-baseline",
+    _claim("wide", "sec:exp-baseline",
         "attention at QSV's width is less accurate than matched attention (-18.7 points)", -18.7, 1,
         below(_change("attention_wide", "attention"))),
-    trained_claim("speed.slower", "sec:exp-baseline", "QSV trains at least 3.3 times slower than matched attention",
-        3.3, 1, RatioAbove("attention", "full", "log_speed", 3.3), OTHER_CODE),
-    trained_claim("speed.compiled", "sec:exp-baseline",
-        "QSV trains about 11 times slower than attention, both compiled", 11.0, 1,
-        RatioAbove("attention", "full", "log_speed", 10.0), OTHER_CODE),
-    trained_claim("speed.qsv", "sec:appendix-config", "compiled QSV trains at 470 images/s", 470.0, 1,
+    _claim("speed.slower", "sec:exp-baseline", "QSV trains at least 3.3 times slower than matched attention", 3.3, 1,
+        _slower(3.3), OTHER_CODE),
+    _claim("speed.compiled", "sec:exp-baseline", "QSV trains about 11 times slower than attention, both compiled", 11.0,
+        1, _slower(10.0), OTHER_CODE),
+    _claim("speed.qsv", "sec:appendix-config", "compiled QSV trains at 470 images/s", 470.0, 1,
         near(RowMean("speed", "full"), 470.0, 47.0), OTHER_CODE),
-    trained_claim("speed.attention", "sec:appendix-config", "compiled attention trains at 5350 images/s", 5350.0, 1,
+    _claim("speed.attention", "sec:appendix-config", "compiled attention trains at 5350 images/s", 5350.0, 1,
         near(RowMean("speed", "attention"), 5350.0, 535.0), OTHER_CODE),
-    trained_claim("speed.attention_eager", "sec:appendix-config",
-        "attention without compilation trains at 1550 images/s", 1550.0, 1,
-        near(RowMean("speed", "attention"), 1550.0, 155.0), OTHER_CODE),
+    _claim("speed.attention_eager", "sec:appendix-config", "attention without compilation trains at 1550 images/s",
+        1550.0, 1, near(RowMean("speed", "attention"), 1550.0, 155.0), OTHER_CODE),
     # trainability, optimisation and geometry
-    trained_claim("loss.falls", "sec:exp-main", "the training loss falls in nearly every epoch (here: in nine of ten)",
-        None, "range", above(RowMean("falling"), 0.9)),
-    trained_claim("val_tracks_train", "sec:exp-main",
+    _claim("loss.falls", "sec:exp-main", "the training loss falls in nearly every epoch (here: in nine of ten)", None,
+        "range", above(RowMean("falling"), 0.9)),
+    _claim("val_tracks_train", "sec:exp-main",
         "validation accuracy follows augmented training accuracy (here: correlation above 0.9)", None, "range",
         above(RowMean("tracking"), 0.9)),
-    trained_claim("best", "sec:exp-main", "the best run of all configurations reaches 86.9 %", 86.9, 1,
-        BestCell(("full", *ROBUSTNESS_ROWS), 86.9, POINT), PaperSize()),
-    trained_claim("best.val", "sec:exp-main", "the best validation accuracy of that run is 87.0 %", 87.0, 1,
-        BestCell(("full", *ROBUSTNESS_ROWS), 87.0, POINT, "val"), PaperSize()),
-    trained_claim("seed_spread", "sec:exp-main", "seeds of a row differ by up to about one point (here: at most 1.5)",
-        1.0, "range", SeedSpread(tuple(SEEDS), 1.5), PaperSize()),
-    trained_claim("robust", "sec:exp-main",
+    _claim("best", "sec:exp-main", "the best run of all configurations reaches 86.9 %", 86.9, 1,
+        _best("test", 86.9), PAPER_SIZE),
+    _claim("best.val", "sec:exp-main", "the best validation accuracy of that run is 87.0 %", 87.0, 1,
+        _best("val", 87.0), PAPER_SIZE),
+    _claim("seed_spread", "sec:exp-main", "seeds of a row differ by up to about one point (here: at most 1.5)", 1.0,
+        "range", partial(rules.seed_spread, tuple(SEEDS), 1.5), PAPER_SIZE),
+    _claim("robust", "sec:exp-main",
         "accuracy stays between 85.7 and 86.9 % over learning rates, quaternion steps and repulsion", (85.7, 86.9),
-        "range", AllEquivalent(ROBUSTNESS_ROWS, "full", 1.2)),
-    trained_claim("constant_rate", "sec:exp-main", "a constant learning rate costs about one point", -1.0, "stated",
+        "range", partial(rules.all_equivalent, ROBUSTNESS_ROWS, 1.2)),
+    _claim("constant_rate", "sec:exp-main", "a constant learning rate costs about one point", -1.0, "stated",
         below(_change("schedule_constant"))),
-    trained_claim("annealed_freezes", "sec:training",
+    _claim("annealed_freezes", "sec:training",
         "annealing the quaternion learning rate freezes the field early (here: it ends nearer to its start)", None,
         "stated", below(_change("quaternion_annealed", metric="drift"))),
-    trained_claim("bound.stability", "sec:exp-opt", "training is less stable without the bound on the perturbation",
-        None, "stated", LessStable("bound_none")),
-    trained_claim("zero_init.stability", "sec:exp-opt",
-        "training is less stable when the perturbation does not start at zero", None, "stated",
-        LessStable("zero_init_off")),
-    trained_claim("adam_smoother", "sec:exp-opt",
-        "Adam in su(2) has smoother loss curves than AdamW with renormalisation", None, "stated",
-        above(_change("quaternion_adamw", "full", "roughness")), MinEpochs(12, "quaternion_adamw")),
-    trained_claim("repulsion.coverage", "sec:exp-opt", "without repulsion vertices concentrate within a dozen epochs",
-        None, "stated",
-        All((above(RowMean("concentration", "repulsion_off")),
-             above(_change("repulsion_off", "full", "concentration")))),
-        MinEpochs(12, "repulsion_off")),
-    trained_claim("repulsion.accuracy", "sec:exp-opt", "removing repulsion does not lower validation accuracy", 0.0,
-        "stated", above(_change("repulsion_off", "full", "val"), -POINT)),
-    trained_claim("positions.interior", "sec:exp-opt",
+    _claim("bound.stability", "sec:exp-opt", "training is less stable without the bound on the perturbation", None,
+        "stated", partial(rules.less_stable, row="bound_none")),
+    _claim("zero_init.stability", "sec:exp-opt", "training is less stable when the perturbation does not start at zero",
+        None, "stated", partial(rules.less_stable, row="zero_init_off")),
+    _claim("adam_smoother", "sec:exp-opt", "Adam in su(2) has smoother loss curves than AdamW with renormalisation",
+        None, "stated", above(_change("quaternion_adamw", "full", "roughness")),
+        partial(rules.min_epochs, minimum=12, row="quaternion_adamw")),
+    _claim("repulsion.coverage", "sec:exp-opt", "without repulsion vertices concentrate within a dozen epochs", None,
+        "stated",
+        partial(rules.all_hold, (above(RowMean("concentration", "repulsion_off")),
+                                 above(_change("repulsion_off", "full", "concentration")))),
+        partial(rules.min_epochs, minimum=12, row="repulsion_off")),
+    _claim("repulsion.accuracy", "sec:exp-opt", "removing repulsion does not lower validation accuracy", 0.0, "stated",
+        above(_change("repulsion_off", "full", "val"), -POINT)),
+    _claim("positions.interior", "sec:exp-opt",
         "interior vertices move very little (here: less than a quarter of their spacing)", None, "range",
         below(RowMean("interior"), 0.25)),
-    trained_claim("graph.metrics_trained", "sec:connectivity",
+    _claim("graph.metrics_trained", "sec:connectivity",
         "Euclidean and angular distance select the same neighbours after training", 1.0, "range",
-        EntriesBetween("agreement", 1.0, 1.0)),
+        _entries("agreement", 1.0, 1.0)),
     # errors
-    trained_claim("classes.structure", "sec:exp-error",
+    _claim("classes.structure", "sec:exp-error",
         "automobile, truck, ship and frog are easier on average than cat, bird, dog and deer", None, "stated",
         above(RowMean("class_gap"))),
-    trained_claim("classes.cat", "sec:exp-error", "cat is the hardest class", None, "stated",
-        below(RowMean("cat_gap"))),
-    trained_claim("classes.easiest", "sec:exp-error", "automobile, truck, ship and frog are the four easiest classes",
-        None, "stated", above(RowMean("easiest_gap"))),
-    trained_claim("classes.weakest", "sec:exp-error", "cat, bird, dog and deer are the four hardest classes", None,
-        "stated", below(RowMean("weakest_gap"))),
-    trained_claim("classes.stable", "sec:exp-error",
+    _claim("classes.cat", "sec:exp-error", "cat is the hardest class", None, "stated", below(RowMean("cat_gap"))),
+    _claim("classes.easiest", "sec:exp-error", "automobile, truck, ship and frog are the four easiest classes", None,
+        "stated", above(RowMean("easiest_gap"))),
+    _claim("classes.weakest", "sec:exp-error", "cat, bird, dog and deer are the four hardest classes", None, "stated",
+        below(RowMean("weakest_gap"))),
+    _claim("classes.stable", "sec:exp-error",
         "the order of the classes is stable across runs (here: rank correlation above 0.7)", None, "stated",
-        StableClassOrder(0.7)),
-    trained_claim("clean_train", "sec:exp-error",
+        partial(rules.stable_class_order, 0.7)),
+    _claim("clean_train", "sec:exp-error",
         "accuracy on training images without augmentation is 95.7 % where test accuracy is 86.5 %", 95.7, 1,
-        near(RowMean("clean_train"), 95.7, POINT), PaperSize()),
-    trained_claim("clean_gap", "sec:exp-error",
+        near(RowMean("clean_train"), 95.7, POINT), PAPER_SIZE),
+    _claim("clean_gap", "sec:exp-error",
         "test accuracy is about nine points below that on training images without augmentation", 9.2, 1,
-        near(RowMean("clean_gap"), 9.2, 1.5), PaperSize()),
-    trained_claim("clean_gap.generalisation", "sec:exp-error",
+        near(RowMean("clean_gap"), 9.2, 1.5), PAPER_SIZE),
+    _claim("clean_gap.generalisation", "sec:exp-error",
         "more is lost from training to test images than by underfitting (9.2 against 4.3 points)", 4.9, 1,
-        above(RowMean("generalisation")), PaperSize()),
-    trained_claim("clean_train.resnet20", "sec:exp-error", "comparable ResNets reach nearly 100 % training accuracy",
-        100.0, "stated", above(RowMean("clean_train", "resnet20"), 99.0), PaperSize("resnet20")),
+        above(RowMean("generalisation")), PAPER_SIZE),
+    _claim("clean_train.resnet20", "sec:exp-error", "comparable ResNets reach nearly 100 % training accuracy", 100.0,
+        "stated", above(RowMean("clean_train", "resnet20"), 99.0), partial(rules.paper_size, row="resnet20")),
 )  # fmt: skip

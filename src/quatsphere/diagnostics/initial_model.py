@@ -1,0 +1,155 @@
+"""Sizes, parameter counts and initial properties of untrained models at the paper's size."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from quatsphere.config import AttentionConfig, DataConfig, OptimConfig, QSVConfig, ResNet20Config, TrainConfig
+from quatsphere.diagnostics.measures import metric_agreement
+from quatsphere.geometry import quaternion
+from quatsphere.geometry.neighbours import edge_ratio
+from quatsphere.models import Model, build_model
+from quatsphere.models.attention_net import AttentionNet
+from quatsphere.models.qsv import QSV
+
+Values = float | tuple[float, ...]
+
+
+@functools.cache
+def _qsv() -> QSV:
+    """QSV at the paper's size."""
+    model = build_model(QSVConfig(backend="factored"))
+    assert isinstance(model, QSV)
+    return model
+
+
+@functools.cache
+def _attention(dim: int | None = None) -> AttentionNet:
+    """The baseline matched in parameters, or one of a given width."""
+    model = build_model(AttentionConfig(dim=dim))
+    assert isinstance(model, AttentionNet)
+    return model
+
+
+def _millions(model: Model) -> float:
+    """Parameters in millions."""
+    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+
+
+def _default_settings() -> tuple[float, ...]:
+    """Default model, schedule, optimisers, losses, augmentation and repulsion, in the appendix's order."""
+    data, model, optim, train = DataConfig(), QSVConfig(), OptimConfig(), TrainConfig()
+    return (
+        *(model.dim, model.heads, model.base_vertices, model.shells),
+        *(train.batch_size, train.epochs, train.patience or 0, train.min_delta),
+        *(optim.weight_decay, optim.peak_lr, optim.warmup, optim.initial_div, optim.final_div),
+        *(optim.position_lr, optim.bound_lr_factor, optim.quaternion_lr),
+        *(train.label_smoothing, model.attention_dropout, model.output_dropout),
+        *(train.smoothness, train.head_diversity, train.beta_penalty),
+        *(data.crop_pad, optim.repulsion_neighbours, optim.repulsion_every, optim.repulsion_until),
+    )
+
+
+def _kernel_parameters() -> float:
+    """QSV's field and the post layers of the five steps that the baseline also has, in thousands."""
+    parts = _qsv().parameter_parts()
+    shared = 1 + len(_qsv().cross)
+    return (parts["field"] + parts["post"] * shared / (shared + len(_qsv().rounds))) / 1e3
+
+
+def _projection_parameters() -> float:
+    """Query, key, value and output projections of attention at d = 256, in millions."""
+    return _attention(256).parameter_parts()["projections"] / 1e6
+
+
+def _radii() -> tuple[float, ...]:
+    """Radius of the first and the last shell."""
+    shells = _qsv().layout.shells
+    return tuple(float(shell.positions.detach().norm(dim=-1).mean()) for shell in (shells[0], shells[-1]))
+
+
+def _bound_limits() -> tuple[float, float]:
+    """The learned bound at logits of -40 and 40."""
+    bound: Any = copy.deepcopy(_qsv().fields[0].bound)
+    limits = []
+    for logit in (-40.0, 40.0):
+        with torch.no_grad():
+            bound.logit.fill_(logit)
+            limits.append(float(bound.value))
+    return limits[0], limits[1]
+
+
+def _initial_perturbation() -> float:
+    """Largest angle in radians between the field of the first step and its base before training, on noise."""
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        _, trace = _qsv().eval()(images, return_trace=True)
+    return float(quaternion.distance(trace["field"][0], _qsv().fields[0].base.detach()).max())
+
+
+def _graph_agreement() -> float:
+    """Smallest share, over cross-shell graphs, of targets with equal Euclidean and angular neighbour sets."""
+    shells = pairwise([shell.positions for shell in _qsv().layout.shells])
+    counts = _qsv().layout.neighbour_counts[1:]
+    return min(
+        metric_agreement(target, source, k)["euclidean_geodesic"]
+        for (source, target), k in zip(shells, counts, strict=True)
+    )
+
+
+def _half_angle_error() -> float:
+    """Largest |Re(q_i* q_j) - cos(θ/2)| over random pairs, θ from the rotation matrix of r."""
+    generator = torch.Generator().manual_seed(0)
+    one, other = (quaternion.normalize(torch.randn(1000, 4, generator=generator).double()) for _ in range(2))
+    relative = quaternion.relative(one, other)
+    rotation = quaternion.to_rotation_matrix(relative)
+    cosine = (rotation.diagonal(dim1=-2, dim2=-1).sum(-1) - 1) / 2
+    half = torch.cos(torch.acos(cosine.clamp(-1, 1)) / 2)
+    return float((relative[..., 0].abs() - half).abs().max())
+
+
+def _rotated_share() -> float:
+    """Share of feature dimensions whose value the sandwich product changes."""
+    generator = torch.Generator().manual_seed(0)
+    q, x = (quaternion.normalize(torch.randn(100, 4, generator=generator).double()) for _ in range(2))
+    moved = (quaternion.sandwich(q, x) - x).abs() > 1e-9
+    return float(moved.double().mean())
+
+
+INITIAL_VALUES: dict[str, Callable[[], Values]] = {
+    "vertices": lambda: tuple(_qsv().layout.vertex_counts),
+    "neighbours": lambda: tuple(_qsv().layout.neighbour_counts),
+    "radii": _radii,
+    "edge_ratio": lambda: edge_ratio(_qsv().layout.vertex_counts, _qsv().layout.neighbour_counts),
+    "steps": lambda: (1, len(_qsv().cross), len(_qsv().rounds)),
+    "appendix": _default_settings,
+    "channels": lambda: _qsv().config.channels,
+    "qsv": lambda: _millions(_qsv()),
+    "attention": lambda: _millions(_attention()),
+    "width": lambda: _attention().config.dim or 0,
+    "attention_wide": lambda: _millions(_attention(256)),
+    "resnet20": lambda: _millions(build_model(ResNet20Config())),
+    "flat": lambda: _millions(build_model(AttentionConfig(layout="plane"))),
+    "kernel": _kernel_parameters,
+    "projections": _projection_parameters,
+    "ratio": lambda: _projection_parameters() * 1e3 / _kernel_parameters(),
+    "beta": lambda: float(_qsv().within.routing.beta.detach().mean()),
+    "bound": _bound_limits,
+    "perturbation": _initial_perturbation,
+    "score": _half_angle_error,
+    "rotated": _rotated_share,
+    "metrics_start": _graph_agreement,
+}
+"""Name of a value -> function that computes it; parameters in millions, those of the kernel in thousands."""
+
+
+@functools.cache
+def initial_value(name: str) -> Values:
+    """Compute one of INITIAL_VALUES."""
+    return INITIAL_VALUES[name]()
