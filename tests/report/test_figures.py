@@ -30,6 +30,8 @@ from quatsphere.report.figures.study import FIXED_POINT
 from quatsphere.report.figures.style import INK
 from quatsphere.report.run_files import NEWEST_SCHEMA
 from quatsphere.report.study_figures import costs_of, read_results
+from quatsphere.study.curve import Curve, CurvePoint, LengthContrast
+from quatsphere.study.statistics import Estimate
 
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"
 HOSTILE = [r"$\frac$ 猫", "<script>alert(1)</script>", "a very long name that never ends and never ends and never ends"]
@@ -90,20 +92,30 @@ EFFECT = {"accuracy": -0.1, "nll": 0.5}
 TRANSPORT = {"heads": [EFFECT] * 4, "steps": [EFFECT] * 5, "all": EFFECT}
 PARTS = {"total": 1000, "parameter_share": {"a": 0.9, "b": 0.1}, "time_share": {"a": 0.5, "rest": 0.5}}
 STEPS = ["within", "cross 1", "cross 2", "round 1", "round 2"]
+
+
+def estimate(value: float, n: int = 2) -> Estimate:
+    """One seed has no interval."""
+    return Estimate(value, 0.2, n - 1, n)
+
+
 ROWS = [
-    draw.AblationRow("Full", [50.0, 52.0], draw.Measured(51, 49, 53), None, 85.9, None),
-    draw.AblationRow("Less", [45.0], draw.Measured(45), draw.Measured(-6), 81.7, -4.3),
-    draw.AblationRow(HOSTILE[1], [51.0, 51.5], draw.Measured(51.2, 50, 52), draw.Measured(0.2, -1, 1)),
+    draw.AblationRow("Full", [50.0, 52.0], estimate(51), None, 85.9, None),
+    draw.AblationRow("Less", [45.0], estimate(45, 1), estimate(-6, 1), 81.7, -4.3),
+    draw.AblationRow(HOSTILE[1], [51.0, 51.5], estimate(51.2), estimate(0.2)),
 ]
 SCALING = [{"vertices": v, "seconds": 1e-5 * v**1.1, "peak_mb": 0.1 * v} for v in (1280, 10_000, 100_000)]
 CURVE = draw.beta_curve("learned", [[1, 0.7, 0.9, 3]] * 3, ([[1, 0.5, 0.6, 3]] * 3, [[1, 1.1, 1.2, 3]] * 3), 3, None)
 
 LENGTHS = [
-    draw.LengthCurve(
-        name,
-        [draw.LengthPoint(90_000, -1.0, -2.0, 0.0, [-1.5, -0.5]), draw.LengthPoint(270_000, -2.0, None, None, [-2.0])],
-        -4.3,
-        "in trend: undecided",
+    Curve(
+        LengthContrast(name, {"transport_identity": 1, "full": -1}, -4.3, "negative"),
+        (
+            CurvePoint(90_000, estimate(-1.0), {1: -1.5, 2: -0.5}, 0.1),
+            CurvePoint(270_000, estimate(-2.0, 1), {1: -2.0}, 0.1),
+        ),
+        (0.05, 0.05),
+        None,
     )
     for name in ("transport -> identity", *HOSTILE)
 ]
@@ -123,8 +135,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "classes of many": lambda: draw.per_class_bars({"one": {"a": 0.5, "b": None}, "two": {"a": 0.1, "b": 1.0}}),
     "hundred classes": lambda: draw.per_class_bars({"one": {f"class {i}": i / 100 for i in range(100)}}),
     "ablation": lambda: draw.ablation_bars(ROWS, "95 % interval"),
-    "lengths": lambda: draw.contrast_curves(LENGTHS, 22_500_000, "of a test"),
-    "one length": lambda: draw.contrast_curves(LENGTHS[:1], 22_500_000, "of a test"),
+    "lengths": lambda: draw.contrast_curves(LENGTHS, "of a test"),
+    "one length": lambda: draw.contrast_curves(LENGTHS[:1], "of a test"),
     "transport": lambda: draw.transport_bars(TRANSPORT, STEPS),
     "cost": lambda: draw.cost_bars(PARTS),
     "cost with a note": lambda: draw.cost_bars({**PARTS, "note": FUSED_NOTE}),
@@ -134,7 +146,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "receptive": lambda: draw.receptive_map(
         {"map": RNG.random((8, 8)).tolist(), "images": 9, "effective_share": 0.4},
     ),
-    "throughput": lambda: draw.throughput_bars([draw.Throughput(name, 100.0) for name in HOSTILE], "here"),
+    "throughput": lambda: draw.throughput_bars(dict.fromkeys(HOSTILE, 100.0), "here"),
     "scaling": lambda: draw.scaling_plot(SCALING),
     "one point": lambda: draw.scaling_plot(SCALING[:1]),
 }

@@ -22,7 +22,7 @@ Values = float | tuple[float, ...]
 
 
 @functools.cache
-def _qsv() -> QSV:
+def paper_qsv() -> QSV:
     """QSV at the paper's size."""
     model = build_model(QSVConfig(backend="factored"))
     assert isinstance(model, QSV)
@@ -56,27 +56,28 @@ def _default_settings() -> tuple[float, ...]:
     )
 
 
-def _kernel_parameters() -> float:
-    """QSV's field and the post layers of the five steps that the baseline also has, in thousands."""
-    parts = _qsv().parameter_parts()
-    shared = 1 + len(_qsv().cross)
-    return (parts["field"] + parts["post"] * shared / (shared + len(_qsv().rounds))) / 1e3
+@functools.cache
+def kernel_parameters() -> tuple[int, int, int]:
+    """Parameters of the kernels in the five steps that both models have at d = 256.
 
-
-def _projection_parameters() -> float:
-    """Query, key, value and output projections of attention at d = 256, in millions."""
-    return _attention(256).parameter_parts()["projections"] / 1e6
+    Returns those of attention's projections, of QSV's field and post layers, and of QSV's perturbation networks, which
+    the paper does not count.
+    """
+    parts, shared = paper_qsv().parameter_parts(), 1 + len(paper_qsv().cross)
+    steps = shared + len(paper_qsv().rounds)
+    post, perturbation = (parts[name] * shared // steps for name in ("post", "perturbation"))
+    return _attention(256).parameter_parts()["projections"], parts["field"] + post, perturbation
 
 
 def _radii() -> tuple[float, ...]:
     """Radius of the first and the last shell."""
-    shells = _qsv().layout.shells
+    shells = paper_qsv().layout.shells
     return tuple(float(shell.positions.detach().norm(dim=-1).mean()) for shell in (shells[0], shells[-1]))
 
 
 def _bound_limits() -> tuple[float, float]:
     """The learned bound at logits of -40 and 40."""
-    bound: Any = copy.deepcopy(_qsv().fields[0].bound)
+    bound: Any = copy.deepcopy(paper_qsv().fields[0].bound)
     limits = []
     for logit in (-40.0, 40.0):
         with torch.no_grad():
@@ -89,14 +90,14 @@ def _initial_perturbation() -> float:
     """Largest angle in radians between the field of the first step and its base before training, on noise."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        _, trace = _qsv().eval()(images, return_trace=True)
-    return float(quaternion.distance(trace["field"][0], _qsv().fields[0].base.detach()).max())
+        _, trace = paper_qsv().eval()(images, return_trace=True)
+    return float(quaternion.distance(trace["field"][0], paper_qsv().fields[0].base.detach()).max())
 
 
 def _graph_agreement() -> float:
     """Smallest share, over cross-shell graphs, of targets with equal Euclidean and angular neighbour sets."""
-    shells = pairwise([shell.positions for shell in _qsv().layout.shells])
-    counts = _qsv().layout.neighbour_counts[1:]
+    shells = pairwise([shell.positions for shell in paper_qsv().layout.shells])
+    counts = paper_qsv().layout.neighbour_counts[1:]
     return min(
         metric_agreement(target, source, k)["euclidean_geodesic"]
         for (source, target), k in zip(shells, counts, strict=True)
@@ -123,23 +124,23 @@ def _rotated_share() -> float:
 
 
 INITIAL_VALUES: dict[str, Callable[[], Values]] = {
-    "vertices": lambda: tuple(_qsv().layout.vertex_counts),
-    "neighbours": lambda: tuple(_qsv().layout.neighbour_counts),
+    "vertices": lambda: tuple(paper_qsv().layout.vertex_counts),
+    "neighbours": lambda: tuple(paper_qsv().layout.neighbour_counts),
     "radii": _radii,
-    "edge_ratio": lambda: edge_ratio(_qsv().layout.vertex_counts, _qsv().layout.neighbour_counts),
-    "steps": lambda: (1, len(_qsv().cross), len(_qsv().rounds)),
+    "edge_ratio": lambda: edge_ratio(paper_qsv().layout.vertex_counts, paper_qsv().layout.neighbour_counts),
+    "steps": lambda: (1, len(paper_qsv().cross), len(paper_qsv().rounds)),
     "appendix": _default_settings,
-    "channels": lambda: _qsv().config.channels,
-    "qsv": lambda: _millions(_qsv()),
+    "channels": lambda: paper_qsv().config.channels,
+    "qsv": lambda: _millions(paper_qsv()),
     "attention": lambda: _millions(_attention()),
     "width": lambda: _attention().config.dim or 0,
     "attention_wide": lambda: _millions(_attention(256)),
     "resnet20": lambda: _millions(build_model(ResNet20Config())),
     "flat": lambda: _millions(build_model(AttentionConfig(layout="plane"))),
-    "kernel": _kernel_parameters,
-    "projections": _projection_parameters,
-    "ratio": lambda: _projection_parameters() * 1e3 / _kernel_parameters(),
-    "beta": lambda: float(_qsv().within.routing.beta.detach().mean()),
+    "kernel": lambda: kernel_parameters()[1] / 1e3,
+    "projections": lambda: kernel_parameters()[0] / 1e6,
+    "ratio": lambda: kernel_parameters()[0] / 1e6 * 1e3 / (kernel_parameters()[1] / 1e3),
+    "beta": lambda: float(paper_qsv().within.routing.beta.detach().mean()),
     "bound": _bound_limits,
     "perturbation": _initial_perturbation,
     "score": _half_angle_error,

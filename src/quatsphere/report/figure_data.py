@@ -26,16 +26,10 @@ EDGE_LONGITUDES = (2.6, 0.3, -0.9, 2.2, -2.3)
 
 def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
     """Yield the two figures of the paper that need no training; the shells are those of the model."""
-    from quatsphere.models import QSV, AttentionNet, create_model
+    from quatsphere.diagnostics.initial_model import kernel_parameters, paper_qsv
 
-    qsv, wide = create_model("qsv"), create_model("attention", dim=256)
-    assert isinstance(qsv, QSV)
-    assert isinstance(wide, AttentionNet)
-    parts = qsv.parameter_parts()
-    steps = len(qsv.cross) + len(qsv.rounds) + 1
-    shared = len(wide.cross) + 1  # steps that the baseline also has
-    kernel, perturbation = parts["field"] + parts["post"] * shared // steps, parts["perturbation"] * shared // steps
-    yield "kernel", draw.kernel_comparison(wide.parameter_parts()["projections"], kernel, perturbation)
+    yield "kernel", draw.kernel_comparison(*kernel_parameters())
+    qsv = paper_qsv()
     positions = [shell.positions.detach().double().numpy() for shell in qsv.layout.shells]
     caption = f"Drawn: the paper's geometry, {qsv_size(qsv.config.base_vertices, qsv.config.shells)}.\n{source}"
     yield "qsv", draw.qsv_in_one_view(positions, list(_example_edges(qsv.layout, positions)), costs, caption)
@@ -71,8 +65,11 @@ def run_figures(runs: Sequence[RunFiles], note: Callable[[str], None]) -> Iterat
         yield "classes", draw.per_class_bars(classes)
     if len(trained) > 1:
         speeds = {run.name: [s for line in run.metrics if (s := line["images_per_second"]) is not None] for run in runs}
-        rows = [draw.Throughput(name, statistics.median(values)) for name, values in speeds.items() if values]
-        yield "throughput", draw.throughput_bars(rows, "as logged while training; comparable on an idle machine only")
+        medians = {name: statistics.median(values) for name, values in speeds.items() if values}
+        yield (
+            "throughput",
+            draw.throughput_bars(medians, "as logged while training; comparable on an idle machine only"),
+        )
     curves = [curve for run in runs if (curve := run_beta_curve(run)) is not None]
     if curves:
         data = ", ".join(dict.fromkeys(dataset_title(run.config["data"]["name"]) for run in runs))
@@ -140,7 +137,7 @@ def bench_figures(path: str) -> Iterator[Drawing]:
             f"no scaling and no throughput in {path}; make it with 'quatsphere bench scaling --json FILE'"
         )
     if content.get("throughput"):
-        rows = [draw.Throughput(row["title"], row["images_per_second"]) for row in content["throughput"]]
-        yield "throughput", draw.throughput_bars(rows)
+        speeds = {row["title"]: row["images_per_second"] for row in content["throughput"]}
+        yield "throughput", draw.throughput_bars(speeds)
     if content.get("scaling"):
         yield "scaling", draw.scaling_plot(content["scaling"])

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from quatsphere.report import figures as draw
 from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
+from quatsphere.study.claims.evidence import CELL_METRICS, collect
 from quatsphere.study.claims.rules import difference
-from quatsphere.study.curve import PAPER_IMAGES, Curve, curves
+from quatsphere.study.curve import curves
 from quatsphere.study.paper_tables import paper_changes, paper_values
 from quatsphere.study.results import CellRecord, at_one_length, read_records
-from quatsphere.study.statistics import Estimate, estimate_contrast, mean
+from quatsphere.study.statistics import estimate_contrast, mean
 from quatsphere.study.variants import VARIANTS, dataset_title
 
 COST_TITLES = dict(zip(draw.COSTS, ("uniform", "identity", "both", "frozen"), strict=True))
@@ -28,24 +29,14 @@ def length_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
     """Contrasts against images seen, where cells of several lengths have their predictions."""
     found = curves(records)
     if any(len(curve.points) > 1 for curve in found.values()):
-        panels = [length_curve(curve) for curve in found.values()]
         caption = "CIFAR-10; dots: seeds; bars: 95 % intervals over seeds and test images; diamonds: the paper"
-        yield "lengths", draw.contrast_curves(panels, PAPER_IMAGES, caption)
+        yield "lengths", draw.contrast_curves(list(found.values()), caption)
 
 
 def write_length_figure(records: Sequence[CellRecord], path: Path) -> None:
     """Write the figure of the contrasts against images seen."""
     ((_, figure),) = length_figures(records)
     draw.save(figure, path)
-
-
-def length_curve(curve: Curve) -> draw.LengthCurve:
-    """Convert a contrast to the input of the figure."""
-    points = []
-    for p in curve.points:
-        low, high = p.estimate.interval() or (None, None)
-        points.append(draw.LengthPoint(p.images, p.estimate.value, low, high, list(p.by_seed.values())))
-    return draw.LengthCurve(curve.contrast.title, points, curve.contrast.paper, f"in trend: {curve.trend}")
 
 
 def result_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
@@ -63,32 +54,18 @@ def result_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
             yield f"temperature{suffix}", draw.temperature_probe(curves, caption)
 
 
-def accuracies(records: Sequence[CellRecord]) -> dict[str, dict[int, float]]:
-    """variant -> seed -> test accuracy in percent."""
-    found: dict[str, dict[int, float]] = {}
-    for record in records:
-        found.setdefault(record["variant"], {})[record["seed"]] = 100 * record["test_accuracy"]
-    return found
-
-
 def ablation_rows(records: Sequence[CellRecord], dataset: str) -> list[draw.AblationRow]:
     """Every variant with cells on a data set, with its change from its reference, paired by seed."""
-    found, quoted, changes = accuracies(records), paper_values(), paper_changes()
+    found, quoted, changes = collect(records, CELL_METRICS["test"]), paper_values(), paper_changes()
     rows = []
     for name, variant in VARIANTS.items():
         seeds = found.get(name, {})
         own, is_reference = mean(seeds), name == variant.reference
         if own is not None:
             change = None if is_reference else estimate_contrast(found, difference(name, variant.reference))
-            measured_change = None if change is None else measured(change)
             paper = quoted.get((dataset, name)), changes.get((dataset, name))
-            rows.append(draw.AblationRow(variant.title, list(seeds.values()), measured(own), measured_change, *paper))
+            rows.append(draw.AblationRow(variant.title, list(seeds.values()), own, change, *paper))
     return rows
-
-
-def measured(found: Estimate) -> draw.Measured:
-    """An estimate with its 95 % t-interval, where there is one."""
-    return draw.Measured(found.value, *(found.interval() or (None, None)))
 
 
 def costs_of(records: Sequence[CellRecord]) -> tuple[dict[str, float], str]:
@@ -97,7 +74,7 @@ def costs_of(records: Sequence[CellRecord]) -> tuple[dict[str, float], str]:
     Without cells of our own the values are the paper's.
     """
     cells = [record for record in records if record["dataset"] == "cifar10"]
-    found = accuracies(cells)
+    found = collect(cells, CELL_METRICS["test"])
     ours = {
         name: estimate_contrast(found, difference(name, "full"))
         for name in draw.COSTS

@@ -16,9 +16,6 @@ from quatsphere.report.figures.shells import sampling_preview, shell_values
 from quatsphere.report.figures.study import (
     AblationRow,
     BetaCurve,
-    LengthCurve,
-    LengthPoint,
-    Measured,
     ablation_bars,
     beta_curve,
     contrast_curves,
@@ -27,7 +24,6 @@ from quatsphere.report.figures.study import (
 )
 from quatsphere.report.figures.style import FIGURE_FORMATS, phone_layout, save, to_bytes
 from quatsphere.report.figures.training import (
-    Throughput,
     confusion_matrix,
     inside_over_training,
     per_class_bars,
@@ -41,10 +37,6 @@ __all__ = [
     "FIGURE_FORMATS",
     "AblationRow",
     "BetaCurve",
-    "LengthCurve",
-    "LengthPoint",
-    "Measured",
-    "Throughput",
     "ablation_bars",
     "beta_curve",
     "confusion_matrix",

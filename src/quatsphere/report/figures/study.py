@@ -27,14 +27,8 @@ from quatsphere.report.figures.style import (
     on_phone,
     styled,
 )
-
-
-class Measured(NamedTuple):
-    """A mean with the ends of its interval, in percent or points; one seed has no interval."""
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
+from quatsphere.study.curve import PAPER_IMAGES, Curve
+from quatsphere.study.statistics import Estimate
 
 
 class AblationRow(NamedTuple):
@@ -42,8 +36,8 @@ class AblationRow(NamedTuple):
 
     title: str
     seeds: Sequence[float]
-    accuracy: Measured
-    change: Measured | None = None
+    accuracy: Estimate
+    change: Estimate | None = None
     paper_accuracy: float | None = None
     paper_change: float | None = None
 
@@ -76,10 +70,10 @@ def ablation_bars(rows: Sequence[AblationRow], interval_label: str, data: str = 
 
 def _draw_accuracies(axes: Any, rows: Sequence[AblationRow], heights: Array) -> None:
     for height, row in zip(heights, rows, strict=True):
-        axes.barh(height, row.accuracy.mean, 0.66, color=LIGHT_BLUE if row.change else BLUE, zorder=2)
+        axes.barh(height, row.accuracy.value, 0.66, color=LIGHT_BLUE if row.change else BLUE, zorder=2)
         _draw_interval(axes, row.accuracy, height)
         axes.plot(row.seeds, [height] * len(row.seeds), "o", color=INK, markersize=2.4, alpha=0.65, zorder=4)
-    ends = [value for row in rows for value in (*row.seeds, row.accuracy.low, row.accuracy.high) if value is not None]
+    ends = [value for row in rows for value in (*row.seeds, *(row.accuracy.interval() or ()))]
     low, high = min(ends, default=0.0), max(ends, default=100.0)
     axes.set_xlim(max(0.0, 5 * ((low - 2) // 5)), min(100.0, high + 0.05 * (high - low) + 0.5))
 
@@ -88,7 +82,7 @@ def _draw_changes(axes: Any, rows: Sequence[AblationRow], heights: Array) -> Non
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=1)
     for height, row in zip(heights, rows, strict=True):
         if row.change is not None:
-            axes.barh(height, row.change.mean, 0.66, color=LIGHT_BLUE, zorder=2)
+            axes.barh(height, row.change.value, 0.66, color=LIGHT_BLUE, zorder=2)
             _draw_interval(axes, row.change, height)
         if row.paper_change is not None:
             axes.plot(row.paper_change, height, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=5)
@@ -100,9 +94,9 @@ def _draw_changes(axes: Any, rows: Sequence[AblationRow], heights: Array) -> Non
     axes.margins(x=0.08)
 
 
-def _draw_interval(axes: Any, measured: Measured, height: float) -> None:
-    if measured.low is not None and measured.high is not None:
-        axes.plot((measured.low, measured.high), (height, height), color=INK, linewidth=1.3, zorder=3)
+def _draw_interval(axes: Any, estimate: Estimate, height: float) -> None:
+    if (ends := estimate.interval()) is not None:
+        axes.plot(ends, (height, height), color=INK, linewidth=1.3, zorder=3)
 
 
 def _ablation_legend(figure: Figure, axes: Any, interval_label: str, paper: bool) -> None:
@@ -114,40 +108,20 @@ def _ablation_legend(figure: Figure, axes: Any, interval_label: str, paper: bool
     figure.legend(loc="outside upper center", ncols=1 if on_phone() else 3)
 
 
-class LengthPoint(NamedTuple):
-    """A contrast in points after a number of training images, with its interval and its value by seed."""
-
-    images: int
-    value: float
-    low: float | None
-    high: float | None
-    seeds: Sequence[float]
-
-
-class LengthCurve(NamedTuple):
-    """A contrast at several training lengths, the paper's value, and the verdict."""
-
-    title: str
-    points: Sequence[LengthPoint]
-    paper: float
-    verdict: str
-
-
 @styled
-def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: str) -> Figure:
+def contrast_curves(curves: Sequence[Curve], caption: str) -> Figure:
     """Draw contrasts against the number of training images, one panel per contrast.
 
     Dots are seeds, bars are intervals, the diamond is the paper's value at the paper's length.
 
     Args:
-        curves: one curve per panel.
-        paper_images: number of training images of the paper.
+        curves: one curve per panel, as from `quatsphere.study.curve.curves(records)`.
         caption: text below the figure.
     """
     figure, rows, columns = new_panels(len(curves), 4, 1.75, extra=0.6)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
     for axes, curve in zip(panels, curves, strict=False):
-        _draw_contrast(axes, curve, paper_images)
+        _draw_contrast(axes, curve)
     for axes in panels[len(curves) :]:
         axes.set_visible(False)
     for axes in panels[max(0, len(curves) - columns) : len(curves)]:
@@ -158,17 +132,18 @@ def contrast_curves(curves: Sequence[LengthCurve], paper_images: int, caption: s
     return figure
 
 
-def _draw_contrast(axes: Any, curve: LengthCurve, paper_images: int) -> None:
+def _draw_contrast(axes: Any, curve: Curve) -> None:
     axes.axhline(0, color=GREY, linewidth=0.8, zorder=1)
     images = [point.images for point in curve.points]
-    axes.plot(images, [point.value for point in curve.points], "-o", color=BLUE, zorder=3)
+    axes.plot(images, [point.estimate.value for point in curve.points], "-o", color=BLUE, zorder=3)
     for point in curve.points:
-        axes.plot([point.images] * len(point.seeds), point.seeds, ".", color=INK, markersize=2.5, alpha=0.5, zorder=2)
-        if point.low is not None and point.high is not None:
-            axes.plot([point.images] * 2, [point.low, point.high], color=BLUE, linewidth=1.2, zorder=3)
-    axes.plot(paper_images, curve.paper, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=4)
+        seeds = list(point.by_seed.values())
+        axes.plot([point.images] * len(seeds), seeds, ".", color=INK, markersize=2.5, alpha=0.5, zorder=2)
+        if (ends := point.estimate.interval()) is not None:
+            axes.plot([point.images] * 2, ends, color=BLUE, linewidth=1.2, zorder=3)
+    axes.plot(PAPER_IMAGES, curve.contrast.paper, "D", color=ORANGE, markeredgecolor="white", markersize=5.5, zorder=4)
     axes.set_xscale("log")
-    axes.set_title(f"{escape_math(curve.title, 30)}\n{curve.verdict}", fontsize=7.5, loc="left")
+    axes.set_title(f"{escape_math(curve.contrast.title, 30)}\nin trend: {curve.trend}", fontsize=7.5, loc="left")
     axes.margins(x=0.12, y=0.15)
     light_grid(axes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgba
@@ -201,28 +201,21 @@ def confusion_matrix(counts: Array, classes: Sequence[str]) -> Figure:
     return figure
 
 
-class Throughput(NamedTuple):
-    """Images per second of one model."""
-
-    title: str
-    images_per_second: float
-
-
 @styled
-def throughput_bars(rows: Sequence[Throughput], condition: str = "") -> Figure:
-    """Draw images per second as bars, the first row in a darker colour.
+def throughput_bars(speeds: Mapping[str, float], condition: str = "") -> Figure:
+    """Draw images per second as bars, the first one in a darker colour.
 
     Args:
-        rows: one row per model or run.
+        speeds: name of a model or run -> images per second.
         condition: remark on the measurement for the axis label.
     """
-    figure = new_figure(WIDE, 0.75 + 0.3 * len(rows))
+    figure = new_figure(WIDE, 0.75 + 0.3 * len(speeds))
     axes = figure.subplots()
-    speeds = [row.images_per_second for row in rows]
-    heights = np.arange(len(rows))[::-1]
-    bars = axes.barh(heights, speeds, 0.64, color=[BLUE, *[LIGHT_BLUE] * max(0, len(rows) - 1)], zorder=2)
-    axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], fontsize=7.5, padding=2)
-    axes.set_yticks(heights, [escape_math(row.title, 44) for row in rows])
+    heights = np.arange(len(speeds))[::-1]
+    colours = [BLUE, *[LIGHT_BLUE] * max(0, len(speeds) - 1)]
+    bars = axes.barh(heights, list(speeds.values()), 0.64, color=colours, zorder=2)
+    axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds.values()], fontsize=7.5, padding=2)
+    axes.set_yticks(heights, [escape_math(name, 44) for name in speeds])
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.1)
     axes.set_xlabel(f"images per second{condition and ' (' + escape_math(condition, 80) + ')'}")
