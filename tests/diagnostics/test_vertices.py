@@ -34,13 +34,13 @@ def icosahedron() -> Tensor:
 
 @pytest.mark.parametrize(("solid", "angle"), [(octahedron(0.4), math.pi / 2), (icosahedron(), math.atan(2))])
 def test_nearest_angles_of_solids(solid: Tensor, angle: float) -> None:
-    assert torch.allclose(measures.nearest_angles(solid), torch.full((len(solid),), angle, dtype=torch.float64))
+    assert torch.allclose(measures.nearest_separations(solid), torch.full((len(solid),), angle, dtype=torch.float64))
 
 
 def test_fibonacci_spacing() -> None:
     """The closest pair of a Fibonacci lattice is 3.09/√V apart; evenly packed vertices would be 3.81/√V."""
     for count in (400, 1000):
-        least = float(measures.nearest_angles(fibonacci_sphere(count, dtype=torch.float64)).min())
+        least = float(measures.nearest_separations(fibonacci_sphere(count, dtype=torch.float64)).min())
         assert least * math.sqrt(count) == pytest.approx(3.09, abs=0.02)
 
 

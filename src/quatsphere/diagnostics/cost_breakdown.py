@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
-from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
+from quatsphere.models import QSV, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import model_steps
 
 Clock = Callable[[], float]
@@ -21,45 +22,22 @@ FUSED_NOTE = "measured part by part; training runs these parts fused"
 """Note on the times of a model whose steps otherwise run in one operator."""
 
 
-def timed_methods(model: Model) -> list[Method]:
+def timed_methods(model: Any) -> list[Method]:
     """Return the methods to time; none of them calls another."""
-    return METHODS[type(model)](model)
-
-
-def _qsv_methods(model: Any) -> list[Method]:
-    parts: list[Method] = []
-    for step in model_steps(model):
-        parts += [
-            ("perturbation", step.module.perturbation, "fields"),
-            ("kernel", step.module, "attend"),
-            ("Hamilton block", step.module.ffn, "forward"),
-        ]
-    return [*_shared_methods(model), *parts]
-
-
-def _attention_methods(model: Any) -> list[Method]:
-    parts: list[Method] = []
-    for step in model_steps(model):
-        parts += [("attention", step.module.attention, "forward"), ("ffn", step.module.ffn, "forward")]
-    return [*_shared_methods(model), *parts]
-
-
-def _shared_methods(model: Any) -> list[Method]:
-    parts = (("patch embedding", model.embed), ("pooling", model.pool), ("classifier", model.classifier))
-    return [(name, module, "forward") for name, module in parts]
-
-
-def _resnet_methods(model: Any) -> list[Method]:
-    stages = [(f"stage {i}", stage, "forward") for i, stage in enumerate(model.stages, start=1)]
-    return [("stem", model.stem, "forward"), *stages, ("classifier", model.classifier, "forward")]
-
-
-METHODS: dict[type, Callable[[Any], list[Method]]] = {
-    QSV: _qsv_methods,
-    AttentionNet: _attention_methods,
-    ResNet20: _resnet_methods,
-    LinearModel: lambda model: [("classifier", model.classifier, "forward")],
-}
+    if isinstance(model, LinearModel):
+        return [("classifier", model.classifier, "forward")]
+    if isinstance(model, ResNet20):
+        stages = [(f"stage {i}", stage, "forward") for i, stage in enumerate(model.stages, start=1)]
+        return [("stem", model.stem, "forward"), *stages, ("classifier", model.classifier, "forward")]
+    modules = (("patch embedding", model.embed), ("pooling", model.pool), ("classifier", model.classifier))
+    parts: list[Method] = [(name, module, "forward") for name, module in modules]
+    for step in (step.module for step in model_steps(model)):
+        if isinstance(model, QSV):
+            parts += [("perturbation", step.perturbation, "fields"), ("kernel", step, "attend")]
+            parts.append(("Hamilton block", step.ffn, "forward"))
+        else:
+            parts += [("attention", step.attention, "forward"), ("ffn", step.ffn, "forward")]
+    return parts
 
 
 @torch.no_grad()
@@ -71,23 +49,20 @@ def time_parts(model: Model, images: Tensor, repeats: int = 3, clock: Clock = ti
     seconds: dict[str, float] = {}
     now = _synchronized(clock, images.device)
 
-    def timed(part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def change(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                start = now()
-                out = method(*arguments, **named)
-                seconds[part] = seconds.get(part, 0.0) + now() - start
-                return out
+    def timed(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            start = now()
+            out = method(*arguments, **named)
+            seconds[part] = seconds.get(part, 0.0) + now() - start
+            return out
 
-            return call
-
-        return change
+        return call
 
     with ExitStack() as stack:
         stack.enter_context(unfused_steps(model))
         model(images)
         for part, owner, name in timed_methods(model):
-            stack.enter_context(patched_attribute(owner, name, timed(part)))
+            stack.enter_context(patched_attribute(owner, name, partial(timed, part)))
         start = now()
         for _ in range(repeats):
             model(images)

@@ -11,6 +11,7 @@ from quatsphere.data import Dataset
 from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, fractions, runs_fused, time_forward, time_parts
 from quatsphere.diagnostics.interventions import transport_effects
 from quatsphere.diagnostics.measures import (
+    beta_band,
     effective_share,
     gradient_map,
     head_similarity,
@@ -44,16 +45,25 @@ def absent(reason: str) -> SectionValues:
     return {"absent": reason}
 
 
-def needs_shells(section: MakeSection) -> MakeSection:
-    """Make a section absent for models without shells."""
-    return lambda traced: section(traced) if traced.steps else absent("the model has no shells")
+SECTIONS: dict[str, MakeSection] = {}
+"""name -> section, in the order of the output."""
 
 
-def needs_field(section: MakeSection) -> MakeSection:
-    """Make a section absent for models without quaternions."""
-    return lambda traced: section(traced) if has_field(traced.model) else absent("the model has no quaternions")
+def section(needs: str = "") -> Callable[[MakeSection], MakeSection]:
+    """Register a function as the section of its name; it is absent for models without `shells` or `quaternions`."""
+
+    def register(make: MakeSection) -> MakeSection:
+        def apply(traced: TracedModel) -> SectionValues:
+            lacks = (needs == "shells" and not traced.steps) or (needs == "quaternions" and not has_field(traced.model))
+            return absent(f"the model has no {needs}") if lacks else make(traced)
+
+        SECTIONS[make.__name__.removeprefix("_")] = apply
+        return apply
+
+    return register
 
 
+@section()
 def _accuracy(traced: TracedModel) -> SectionValues:
     """Accuracy on the held-out split and on as many unaugmented training images, and the gap between them."""
     held_out = traced.evaluate(traced.subset(traced.split, traced.accuracy_images))
@@ -66,7 +76,7 @@ def _accuracy(traced: TracedModel) -> SectionValues:
     }
 
 
-@needs_shells
+@section("shells")
 def _routing(traced: TracedModel) -> SectionValues:
     """Per step: entropy as a fraction of log k, peak and histogram as multiples of 1/k."""
     images = [float(summary.images) for summary in traced.summaries]
@@ -80,13 +90,13 @@ def _routing(traced: TracedModel) -> SectionValues:
     }
 
 
-@needs_field
+@section("quaternions")
 def _spread(traced: TracedModel) -> SectionValues:
     """Per step: mean rotation angle to the neighbours and standard deviation of their scores."""
     return {"orientation": _per_step(traced, "orientation"), "score": _per_step(traced, "score")}
 
 
-@needs_field
+@section("quaternions")
 def _beta(traced: TracedModel) -> SectionValues:
     """Per step: β of every head, and whether the routing rule uses it."""
     heads = torch.stack([step.module.routing.beta.detach() for step in traced.steps])
@@ -94,7 +104,7 @@ def _beta(traced: TracedModel) -> SectionValues:
     return {"used": used, "heads": heads, "mean": heads.mean(1), "min": heads.amin(1), "max": heads.amax(1)}
 
 
-@needs_field
+@section("quaternions")
 def _bound(traced: TracedModel) -> SectionValues:
     """Per shell: ε, |ω|, and |ω|/ε, which is at most √3 because each of ω's three components is bounded by ε."""
     model: Any = traced.model
@@ -109,14 +119,14 @@ def _bound(traced: TracedModel) -> SectionValues:
     return {"shells": out}
 
 
-@needs_field
+@section("quaternions")
 def _heads(traced: TracedModel) -> SectionValues:
     """Per shell: similarity of the heads' base quaternions."""
     model: Any = traced.model
     return {"similarity": [head_similarity(field.base.detach()) for field in model.fields]}
 
 
-@needs_field
+@section("quaternions")
 def _drift(traced: TracedModel) -> SectionValues:
     """Per shell: mean rotation angle between the base quaternions and their initial values."""
     model: Any = traced.model
@@ -127,7 +137,7 @@ def _drift(traced: TracedModel) -> SectionValues:
     return {"angle": field_motion(now, then)}
 
 
-@needs_shells
+@section("shells")
 def _coverage(traced: TracedModel) -> SectionValues:
     """Per shell: evenness of the vertices and their displacement in training."""
     model: Any = traced.model
@@ -137,7 +147,7 @@ def _coverage(traced: TracedModel) -> SectionValues:
     return {"shells": [shell_coverage(*pair) for pair in zip(now, then, strict=True)]}
 
 
-@needs_shells
+@section("shells")
 def _graphs(traced: TracedModel) -> SectionValues:
     """Per step: fraction of targets with the same Euclidean, geodesic and cosine neighbours."""
     model: Any = traced.model
@@ -152,7 +162,7 @@ def _graphs(traced: TracedModel) -> SectionValues:
     }
 
 
-@needs_field
+@section("quaternions")
 def _holonomy(traced: TracedModel) -> SectionValues:
     """Largest rotation angle around triangles of a shell, and largest change of a feature transported around them."""
     images = next(traced.batches(traced.subset(traced.split, 2), 2))
@@ -171,6 +181,7 @@ def _holonomy(traced: TracedModel) -> SectionValues:
     return {"step": step.name, "triangles": len(corners), "angle": float(angles.max()), "carried": error}
 
 
+@section()
 def _parts(traced: TracedModel) -> SectionValues:
     """Parameters and time of a forward pass by part; `note` is set if the pass otherwise runs fused."""
     counts = traced.model.parameter_parts()
@@ -185,7 +196,7 @@ def _parts(traced: TracedModel) -> SectionValues:
     }
 
 
-@needs_field
+@section("quaternions")
 def _transport(traced: TracedModel) -> SectionValues:
     """Changes of accuracy and likelihood without a head's, a step's or all transport at test time."""
     if traced.steps[0].module.transport.rule == "identity":
@@ -194,6 +205,7 @@ def _transport(traced: TracedModel) -> SectionValues:
     return {"images": len(traced.traced), **effects}
 
 
+@section()
 def _receptive(traced: TracedModel) -> SectionValues:
     """Gradient of the predicted logit by pixel, averaged over images."""
     total = sum(pixel_gradients(traced.model, images) for images in traced.batches(traced.traced, GRADIENT_BATCH))
@@ -201,6 +213,7 @@ def _receptive(traced: TracedModel) -> SectionValues:
     return {"images": len(traced.traced), "map": gradients, "effective_share": effective_share(gradients)}
 
 
+@section()
 def _training(traced: TracedModel) -> SectionValues:
     """Measures logged during training, by epoch."""
     if not traced.metrics:
@@ -209,11 +222,7 @@ def _training(traced: TracedModel) -> SectionValues:
     out: SectionValues = {"epoch": [record["epoch"] for record in records]}
     for name in LOGGED:
         out[name] = [record.get(name) for record in records]
-    for name, pick in {"beta_min": min, "beta_max": max}.items():
-        by_step = (
-            [[b for b in heads if b is not None] for heads in record.get("beta_heads", [])] for record in records
-        )
-        out[name] = [[pick(heads, default=None) for heads in steps] for steps in by_step]
+    out |= beta_band(records)
     for name in ("loss", "accuracy"):
         out[f"train_{name}"] = [record.get("train", {}).get(name) for record in records]
     return out
@@ -222,25 +231,6 @@ def _training(traced: TracedModel) -> SectionValues:
 def _per_step(traced: TracedModel, name: str) -> torch.Tensor:
     images = [float(summary.images) for summary in traced.summaries]
     return weighted_mean([summary.measures[name] for summary in traced.summaries], images)
-
-
-SECTIONS: dict[str, MakeSection] = {
-    "accuracy": _accuracy,
-    "routing": _routing,
-    "spread": _spread,
-    "beta": _beta,
-    "bound": _bound,
-    "heads": _heads,
-    "drift": _drift,
-    "coverage": _coverage,
-    "graphs": _graphs,
-    "holonomy": _holonomy,
-    "parts": _parts,
-    "transport": _transport,
-    "receptive": _receptive,
-    "training": _training,
-}
-"""name -> section, in the order of the output."""
 
 
 SCHEMA = 1

@@ -44,16 +44,9 @@ def fingerprint(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
     out = []
     for known in PAPER_DIAGNOSTICS:
         values = [float(value) for value in known.read(diagnosis)]
-        verdict = _verdict(values, known.low, known.high)
-        facts = {"name": known.name, "paper": known.paper, "range": [known.low, known.high]}
-        out.append({**facts, "ours": values, "verdict": verdict})
+        inside = [known.low <= value <= known.high for value in values]
+        around = bool(values) and min(values) < known.low < known.high < max(values)
+        verdict = "fits" if all(inside) else "partly" if any(inside) or around else "misses"
+        facts = {"name": known.name, "paper": known.paper, "range": [known.low, known.high], "ours": values}
+        out.append({**facts, "verdict": verdict if values else "not measured"})
     return out
-
-
-def _verdict(values: Sequence[float], low: float, high: float) -> str:
-    inside = [low <= value <= high for value in values]
-    if not values:
-        return "not measured"
-    if all(inside):
-        return "fits"
-    return "partly" if any(inside) or min(values) < low < high < max(values) else "misses"

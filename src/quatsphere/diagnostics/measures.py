@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from typing import Any
@@ -38,6 +38,15 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of tensors of equal shape (batches of different size)."""
     total = torch.stack([row.double() * weight for row, weight in zip(rows, weights, strict=True)])
     return total.sum(0) / sum(weights)
+
+
+def beta_band(records: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float | None]]]:
+    """Return the smallest and the largest logged β of the heads, by epoch and step."""
+    epochs = [[[b for b in heads if b is not None] for heads in record.get("beta_heads") or []] for record in records]
+    return {
+        f"beta_{pick.__name__}": [[pick(heads, default=None) for heads in steps] for steps in epochs]
+        for pick in (min, max)
+    }
 
 
 def to_json_values(value: Any) -> Any:
@@ -116,16 +125,13 @@ MAX_POINTS = 4096
 """Largest number of vertices for which all pairs are summed and all map coordinates are stored."""
 
 
-def nearest_angles(positions: Float[Tensor, "v 3"]) -> Float[Tensor, "v"]:
-    """Return the angle in radians from every vertex to its nearest neighbour."""
-    points = directions(positions.detach().double())
-    return angular_separation(points, points[nearest_neighbours(points, points, 2)[:, 1]])
-
-
-def nearest_distances(positions: Float[Tensor, "v 2"]) -> Float[Tensor, "v"]:
-    """Return the distance from every vertex of a flat lattice to its nearest neighbour."""
+def nearest_separations(positions: Float[Tensor, "v c"]) -> Float[Tensor, "v"]:
+    """Return the angle in radians (on a plane: the distance) from every vertex to its nearest neighbour."""
     points = positions.detach().double()
-    return (points - points[nearest_neighbours(points, points, 2)[:, 1]]).norm(dim=-1)
+    if points.shape[1] == 2:
+        return (points - points[nearest_neighbours(points, points, 2)[:, 1]]).norm(dim=-1)
+    points = directions(points)
+    return angular_separation(points, points[nearest_neighbours(points, points, 2)[:, 1]])
 
 
 def pole_density(positions: Float[Tensor, "v 3"]) -> float:
@@ -153,7 +159,7 @@ def displacement(positions: Float[Tensor, "v 3"], start: Float[Tensor, "v 3"]) -
 def vertex_coverage(positions: Tensor) -> dict[str, Any]:
     """Return spacing, polar density and energy of one shell; a flat lattice has no poles and no energy."""
     on_sphere = positions.shape[1] == 3
-    nearest = nearest_angles(positions) if on_sphere else nearest_distances(positions)
+    nearest = nearest_separations(positions)
     return {
         "nearest": {"mean": float(nearest.mean()), "min": float(nearest.min()), "max": float(nearest.max())},
         "spacing": mean_spacing(len(positions)) if on_sphere else 2 / len(positions) ** 0.5,

@@ -13,17 +13,6 @@ from rich.table import Table
 Diagnosis = dict[str, Any]
 
 
-class PaperValues(dict[str, str]):
-    """Values of the paper, in a column that is left out where the data are not the paper's."""
-
-    def cells(self, *texts: str) -> tuple[str, ...]:
-        """Return cells of the column, or nothing if there is no column."""
-        return texts if self else ()
-
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
 def print_diagnosis(found: Diagnosis, console: Console) -> None:
     """Print every table that applies, the remarks, and the sections that do not apply."""
     head = (
@@ -71,9 +60,9 @@ def format_number(value: float | None, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def format_range(of: dict[str, float] | None, form: str = ".2f") -> str:
+def format_range(of: dict[str, float] | None) -> str:
     """Format a mean with its 5 % and 95 % quantiles."""
-    return "-" if of is None else f"{of['mean']:{form}} ({of['q05']:{form}}-{of['q95']:{form}})"
+    return "-" if of is None else f"{of['mean']:.2f} ({of['q05']:.2f}-{of['q95']:.2f})"
 
 
 def format_degrees(radians: float | None) -> str:
@@ -91,22 +80,27 @@ def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
 
 def _accuracy(found: Diagnosis) -> Table:
     """Accuracy on unaugmented training images and on held-out images; easiest and hardest classes."""
-    section, paper = found["accuracy"], PaperValues(found["paper"])
-    table = _table("accuracy", "images", "accuracy", "number", *paper.cells("paper"))
-    held = section["held_out"]
-    train = section["train"]
-    rows = (
-        ("training, clean", f"{train['accuracy']:.4f}", f"{train['images']:,}", "accuracy.train"),
-        (section["split"], f"{held['accuracy']:.4f}", f"{held['images']:,}", "accuracy.held_out"),
-        ("generalisation gap", f"{section['gap']:+.4f}", "", "accuracy.gap"),
-    )
-    for *cells, key in rows:
-        table.add_row(*cells, *paper.cells(paper[key]))
+    section, paper = found["accuracy"], found["paper"]
+    held, train = section["held_out"], section["train"]
+    rows = [
+        ("training, clean", f"{train['accuracy']:.4f}", f"{train['images']:,}", paper.get("accuracy.train")),
+        (section["split"], f"{held['accuracy']:.4f}", f"{held['images']:,}", paper.get("accuracy.held_out")),
+        ("generalisation gap", f"{section['gap']:+.4f}", "", paper.get("accuracy.gap")),
+    ]
     ranked = sorted(((a, name) for name, a in held["per_class"].items() if a is not None), reverse=True)
     for title, few in (("easiest", ranked[:3]), ("hardest", ranked[-3:])):
         listed = ", ".join(f"{escape(name)} {a:.2f}" for a, name in few)
-        reported = [part for part in paper["accuracy.per_class"].split("; ") if title in part]
-        table.add_row(f"{title}: {listed}", "", "", *paper.cells("".join(reported)))
+        reported = [part for part in paper.get("accuracy.per_class", "").split("; ") if title in part]
+        rows.append((f"{title}: {listed}", "", "", "".join(reported)))
+    return _with_paper(found, _table("accuracy", "images", "accuracy", "number"), rows)
+
+
+def _with_paper(found: Diagnosis, table: Table, rows: Sequence[Sequence[str | None]]) -> Table:
+    """Add rows whose last cell is the paper's value; the column is left out where the data are not the paper's."""
+    if found["paper"]:
+        table.add_column("paper", justify="right")
+    for row in rows:
+        table.add_row(*(row if found["paper"] else row[:-1]))
     return table
 
 
@@ -185,21 +179,20 @@ def _rows(title: str, columns: Sequence[tuple[str, Callable[[int], str]]], shell
 
 def _over_training(found: Diagnosis) -> Table:
     """First, last, smallest and largest value of the logged measures, mean over steps or shells."""
-    training, paper = found["training"], PaperValues(found["paper"])
-    columns = ("first", "last", "min", "max", *paper.cells("paper"))
-    table = _table("over training", "mean over steps or shells", *columns)
+    rows = []
     for title, name, reported in (
-        ("entropy / log k", "routing_entropy", paper["routing.entropy"]),
-        ("peak x k", "routing_peak", paper["routing.peak"]),
-        ("beta", "beta", paper["beta.training"]),
-        ("bound", "bound", paper["bound.value"]),
+        ("entropy / log k", "routing_entropy", "routing.entropy"),
+        ("peak x k", "routing_peak", "routing.peak"),
+        ("beta", "beta", "beta.training"),
+        ("bound", "bound", "bound.value"),
         ("field motion, rad/epoch", "field_motion", ""),
     ):
-        means = [sum(row) / len(row) for row in training[name] if row]
+        means = [sum(row) / len(row) for row in found["training"][name] if row]
         if means:
-            values = (means[0], means[-1], min(means), max(means))
-            table.add_row(title, *(format_number(value) for value in values), *paper.cells(reported))
-    return table
+            values = map(format_number, (means[0], means[-1], min(means), max(means)))
+            rows.append((title, *values, found["paper"].get(reported, "")))
+    table = _table("over training", "mean over steps or shells", "first", "last", "min", "max")
+    return _with_paper(found, table, rows)
 
 
 def _parts(found: Diagnosis) -> Table:
@@ -210,13 +203,8 @@ def _parts(found: Diagnosis) -> Table:
     title = f"parts (time {note})" if note else "parts"
     table = _table(title, "part", "parameters", "share", "time of a forward pass")
     for name in (*counts, *(name for name in time if name not in counts)):
-        count, share = counts.get(name), section["parameter_share"].get(name)
-        cells = (
-            "-" if count is None else f"{count:,}",
-            format_number(share, ".1%"),
-            format_number(time.get(name), ".1%"),
-        )
-        table.add_row(name, *cells)
+        shares = section["parameter_share"].get(name), time.get(name)
+        table.add_row(name, format_number(counts.get(name), ","), *(format_number(share, ".1%") for share in shares))
     table.add_section()
     table.add_row("all", f"{section['total']:,}", "", f"{section['images_per_second']:.0f} images/s")
     return table

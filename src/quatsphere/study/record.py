@@ -15,6 +15,7 @@ from torch import Tensor
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import flat_settings
 from quatsphere.diagnostics import diagnose
+from quatsphere.diagnostics.measures import beta_band
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models import build_model
 from quatsphere.storage.checkpoint import load_best, read_pointer
@@ -87,12 +88,7 @@ def trajectory(run: RunFolder) -> dict[str, list[Any]]:
     """name -> value by epoch, from the run's metrics."""
     lines = run.read_metrics()
     train = {f"train_{name}": [line.get("train", {}).get(name) for line in lines] for name in LOSSES}
-    heads = [[[b for b in step if b is not None] for step in line.get("beta_heads") or []] for line in lines]
-    band = {
-        f"beta_{pick.__name__}": [[pick(step, default=None) for step in steps] for steps in heads]
-        for pick in (min, max)
-    }
-    return {**train, **{name: [line.get(name) for line in lines] for name in BY_EPOCH}, **band}
+    return {**train, **{name: [line.get(name) for line in lines] for name in BY_EPOCH}, **beta_band(lines)}
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
