@@ -260,7 +260,11 @@ def curves(records: Iterable[CellRecord]) -> dict[str, Curve]:
     records = list(records)
     lengths = rows_by_length(records)
     found = {name: points_of(contrast, lengths) for name, contrast in CONTRASTS.items()}
-    lost = _diverged(records)
+    lost = {
+        (record["variant"], record["config"]["train.epochs"] * TRAIN_IMAGES[DATASET])
+        for record in records
+        if record["status"] == "diverged" and record["dataset"] == DATASET
+    }
     levels: dict[tuple[str, int], float] = {}
     for images in lengths:
         here = {name: p.estimate for name, points in found.items() for p in points if p.images == images}
@@ -272,15 +276,6 @@ def curves(records: Iterable[CellRecord]) -> dict[str, Curve]:
         name: Curve(CONTRASTS[name], tuple(points), tuple(levels[name, p.images] for p in points), slope(points))
         for name, points in found.items()
         if points
-    }
-
-
-def _diverged(records: Iterable[CellRecord]) -> set[tuple[str, int]]:
-    """(row, images) of the diverged cells."""
-    return {
-        (record["variant"], record["config"]["train.epochs"] * TRAIN_IMAGES[DATASET])
-        for record in records
-        if record["status"] == "diverged" and record["dataset"] == DATASET
     }
 
 
@@ -296,7 +291,7 @@ def length_tables(records: Sequence[CellRecord]) -> list[Table]:
     accuracies = [(VARIANTS[name].title, *(_accuracy(at.get(name, {})) for at in lengths.values())) for name in rows]
     judged = sorted({p.images for curve in found.values() for p in curve.points})
     contrasts = [
-        (c.contrast.title, f"{c.contrast.paper:+.1f}", *[_judged(c, n) for n in judged], slope_text(c.slope), _trend(c))
+        (c.contrast.title, f"{c.contrast.paper:+.1f}", *(_judged(c, images) for images in judged), *_slope_and_trend(c))
         for c in found.values()
     ]
     changes = []
@@ -326,10 +321,8 @@ def _accuracy(seeds: Mapping[int, Correct]) -> str:
 
 
 def _judged(curve: Curve, images: int) -> str:
-    for point, verdict in zip(curve.points, curve.verdicts, strict=True):
-        if point.images == images:
-            return f"{point_text(point)}, {verdict}"
-    return NONE
+    found = {p.images: f"{point_text(p)}, {v}" for p, v in zip(curve.points, curve.verdicts, strict=True)}
+    return found.get(images, NONE)
 
 
 def point_text(found: CurvePoint | None) -> str:
@@ -337,19 +330,15 @@ def point_text(found: CurvePoint | None) -> str:
     return NONE if found is None else f"{format_estimate(found.estimate)}, {found.estimate.n}"
 
 
-def slope_text(found: Estimate | None) -> str:
-    """Change per tripling of the images, with its 95 % interval."""
-    return format_estimate(found, LOG_THREE)
-
-
-def _trend(curve: Curve) -> str:
-    """Verdict with its lengths and the size as a share of the paper's; for equivalence whether it differs from 0."""
+def _slope_and_trend(curve: Curve) -> tuple[str, str]:
+    """Change per tripling of the images; verdict with its lengths and the size as a share of the paper's; for equivalence whether it differs from 0."""
+    slope = format_estimate(curve.slope, LOG_THREE)
     if len(curve.deciding) < 2:
-        return "undecided; needs two lengths with three seeds"
+        return slope, "undecided; needs two lengths with three seeds"
     last = curve.deciding[-1].estimate
     lengths = " and ".join(f"{p.images:,}" for p in curve.deciding)
     if curve.contrast.claim == "equivalent":
         ends = last.interval()
         apart = ends is not None and (ends[0] > 0 or ends[1] < 0)
-        return f"{curve.trend} at {lengths}; differs from 0: {'yes' if apart else 'no'}"
-    return f"{curve.trend} at {lengths}; {last.value / curve.contrast.paper:.0%} of the paper's"
+        return slope, f"{curve.trend} at {lengths}; differs from 0: {'yes' if apart else 'no'}"
+    return slope, f"{curve.trend} at {lengths}; {last.value / curve.contrast.paper:.0%} of the paper's"

@@ -16,7 +16,7 @@ from quatsphere.study.plan import base_settings
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.statistics import mean
 from quatsphere.study.tables import Table, comma_separated, format_ours, format_value, format_verdict, markdown
-from quatsphere.study.variants import SCALES, TRAIN_IMAGES, VARIANTS
+from quatsphere.study.variants import SCALES, VARIANTS, images_per_epoch
 from quatsphere.train.provenance import MAY_CHANGE
 
 Decided = Mapping[str, Any]
@@ -128,8 +128,9 @@ def headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) ->
     full = mean(evidence.samples("cifar10", "test").get("full", {}))
     if full is None:
         return "No cell of the full model is finished."
-    seen = sorted({_images_seen(record) for record in evidence.row_records("cifar10", "full").values()})
-    images = " or ".join(f"{count:,}" for count in seen)
+    cells = [(r["epochs"], r["dataset"], r["config"]) for r in evidence.row_records("cifar10", "full").values()]
+    seen = {epochs * images_per_epoch(data, config.get("data.max_train_images")) for epochs, data, config in cells}
+    images = " or ".join(f"{count:,}" for count in sorted(seen))
     path = results.path / LINEAR_FILE
     linear = ""
     if path.is_file():
@@ -146,12 +147,6 @@ def headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) ->
         f"Measured after {images} images, when QSV is right on {full.value:.1f} % of the test images (the paper: "
         f"{accuracies['accuracy.full']['paper']} %){linear}. {last}"
     )
-
-
-def _images_seen(record: CellRecord) -> int:
-    """Training images times epochs."""
-    limit, count = record["config"].get("data.max_train_images"), TRAIN_IMAGES[record["dataset"]]
-    return int(record["epochs"]) * (count if limit is None else min(limit, count))
 
 
 def describe_verdict(claim: Claim, found: Decided, short: bool) -> str:
@@ -215,8 +210,10 @@ def describe_setting(records: Sequence[CellRecord]) -> str:
             lines.append(f"- settings of its full model that differ from the paper's: {_unlike_paper(full)}")
     torch_versions = _distinct(f"torch {record['versions']['torch']}" for record in records)
     processors = _distinct(str(record["processor"]) for record in records if record.get("processor"))
+    hashes = [str(record["commit"]) for record in records if record.get("commit")]
+    commits = _distinct(text[:12] + text[40:] for text in hashes) or "unknown"  # with a suffix such as `+changes`
     lines += [
-        f"- commit {commits(records)}; {torch_versions}; {processors}",
+        f"- commit {commits}; {torch_versions}; {processors}",
         f"- cells without a commit: {', '.join(without_commit(records)) or 'none'}; {describe_mixed_pairs(records)}",
         f"- {sum(record.get('seconds', 0) for record in records) / 3600:.1f} hours of training in all",
         "",
@@ -237,12 +234,6 @@ def _unlike_paper(config: Mapping[str, Any]) -> str:
 
 def _distinct(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
-
-
-def commits(records: Sequence[CellRecord]) -> str:
-    """Abbreviated hashes, with a suffix such as `+changes` if there is one."""
-    hashes = [str(record["commit"]) for record in records if record.get("commit")]
-    return _distinct(text[:12] + text[40:] for text in hashes) or "unknown"
 
 
 def without_commit(records: Sequence[CellRecord]) -> list[str]:

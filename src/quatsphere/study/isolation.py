@@ -7,7 +7,7 @@ Settings must be equal except for those the variant names; parameters and initia
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -60,25 +60,23 @@ def setting_differences(config: RunConfig, reference: RunConfig, variant: Varian
 
 def batch_differences(config: RunConfig, reference: RunConfig, dataset: Dataset) -> Iterator[str]:
     """Batches whose images, order, targets or dropout keys differ from the reference's in any bit."""
+    own, other = (
+        Batches(dataset, each.data, each.train.seed, each.train.batch_size, each.train.label_smoothing)
+        for each in (config, reference)
+    )
     for epoch, step in COMPARED_BATCHES:
-        own, other = (batch_digest(each, dataset, epoch, step) for each in (config, reference))
-        if own != other:
+        pair = (batches.batch(epoch, step, torch.device("cpu")) for batches in (own, other))
+        if len({tensor_digest(vars(batch).values()) for batch in pair}) > 1:
             yield f"batch (epoch {epoch}, step {step}) differs"
-
-
-def batch_digest(config: RunConfig, dataset: Dataset, epoch: int, step: int) -> str:
-    """SHA-256 of all inputs of one training step."""
-    train = config.train
-    batches = Batches(dataset, config.data, train.seed, train.batch_size, train.label_smoothing)
-    batch = batches.batch(epoch, step, torch.device("cpu"))
-    return tensor_digest((batch.images, batch.targets, batch.labels, batch.keys, batch.samples))
 
 
 def state_differences(config: RunConfig, reference: RunConfig, variant: Variant, dataset: Dataset) -> Iterator[str]:
     """Undeclared parameters and buffers that are missing, new, reshaped or initialised differently."""
     own, other = (build_model(fit_to_data(each, dataset).model, seed=each.train.seed) for each in (config, reference))
     shapes = [{name: tuple(p.shape) for name, p in model.named_parameters()} for model in (own, other)]
-    changed = set(changed_values(own.state_dict(), other.state_dict()))
+    states = own.state_dict(), other.state_dict()
+    both = states[0].keys() & states[1].keys()
+    changed = {name for name in both if tensor_digest((states[0][name],)) != tensor_digest((states[1][name],))}
     found = {
         "remove": (variant.removes, shapes[1].keys() - shapes[0].keys(), "parameter {} is gone"),
         "add": (variant.adds, shapes[0].keys() - shapes[1].keys(), "parameter {} is new"),
@@ -86,20 +84,14 @@ def state_differences(config: RunConfig, reference: RunConfig, variant: Variant,
     }
     for verb, (patterns, names, text) in found.items():
         allowed = (*patterns, *(variant.removes if verb == "reinitialise" else ()))
-        yield from (text.format(name) for name in sorted(names) if not _matches_any(name, allowed))
+        undeclared = [name for name in sorted(names) if not any(fnmatchcase(name, pattern) for pattern in allowed)]
+        yield from map(text.format, undeclared)
     for name in sorted(shapes[0].keys() & shapes[1].keys()):
         if shapes[0][name] != shapes[1][name]:
             yield f"parameter {name} has shape {shapes[0][name]}, in the reference {shapes[1][name]}"
     for verb, (patterns, names, _) in found.items():
         unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
         yield from (f"declared to {verb} {pattern}, but it does not" for pattern in unused)
-
-
-def changed_values(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[str]:
-    """Names in both states whose initial values differ."""
-    for name in own.keys() & other.keys():
-        if tensor_digest((own[name],)) != tensor_digest((other[name],)):
-            yield name
 
 
 def tensor_digest(tensors: Iterable[Tensor]) -> str:
@@ -109,7 +101,3 @@ def tensor_digest(tensors: Iterable[Tensor]) -> str:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _matches_any(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -14,7 +14,7 @@ from quatsphere.study.paper_tables import paper_values
 from quatsphere.study.plan import READING_ROWS
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.statistics import MIN_SEEDS
-from quatsphere.study.tables import NONE, Table, markdown
+from quatsphere.study.tables import NONE, Table, format_estimate, markdown
 from quatsphere.study.variants import VARIANTS
 
 FIGURE = "pictures/contrasts.svg"
@@ -121,7 +121,7 @@ def statements_table(records: Sequence[CellRecord], count: int | None = None) ->
 def _ours(found: Curve) -> tuple[str, str, str]:
     points = [point for point in found.points if point.estimate.n >= MIN_SEEDS]
     value = f"{curve.point_text(points[-1])}, {points[-1].images:,}" if points else NONE
-    return value, curve.slope_text(found.slope), f"**{found.trend}**"
+    return value, format_estimate(found.slope, curve.LOG_THREE), f"**{found.trend}**"
 
 
 def _rows_of(table: Table, titles: set[str], *, inside: bool) -> str:
@@ -151,16 +151,11 @@ def _fingerprint_table(runs: Sequence[Mapping[str, Any]]) -> str:
     paper = runs[0]["fingerprint"]
     columns = ("run", *(entry["name"] for entry in paper), "test accuracy")
     rows: list[Sequence[str]] = [("the paper", *(entry["paper"] for entry in paper), f"{_paper_accuracy()}")]
-    rows += [
-        (run["run"], *map(_range_and_verdict, run["fingerprint"]), f"{100 * run['test_accuracy']:.1f}") for run in runs
-    ]
+    for run in runs:
+        ranges = [f"{min(e['ours']):.3g}-{max(e['ours']):.3g}" if e["ours"] else NONE for e in run["fingerprint"]]
+        verdicts = [f"{text} {e['verdict']}" for text, e in zip(ranges, run["fingerprint"], strict=True)]
+        rows.append((run["run"], *verdicts, f"{100 * run['test_accuracy']:.1f}"))
     return markdown(Table(columns, rows))
-
-
-def _range_and_verdict(entry: Mapping[str, Any]) -> str:
-    values = entry["ours"]
-    shown = f"{min(values):.3g}-{max(values):.3g}" if values else NONE
-    return f"{shown} {entry['verdict']}"
 
 
 def _paper_size(path: Path) -> str:
@@ -170,23 +165,13 @@ def _paper_size(path: Path) -> str:
         return "Not run yet.\n"
     classes = list(runs[0]["by_class"])
     columns = ("run", "parameters", "epochs", "images", "test accuracy", *classes)
-    rows = [
-        (
-            run["run"],
-            f"{run['parameters']:,}",
-            str(run["epochs"]),
-            f"{run['images']:,}",
-            f"{100 * run['test_accuracy']:.1f} (n = {run['test_images']:,})",
-            *(f"{100 * run['by_class'][name]:.0f}" for name in classes),
-        )
-        for run in runs
-    ]
-    curves = [
-        f"Validation accuracy of `{run['run']}` after each epoch: "
-        + ", ".join(f"{100 * value:.1f}" for value in run["validation"])
-        + ".\n"
-        for run in runs
-    ]
+    rows, curves = [], []
+    for run in runs:
+        sizes = f"{run['parameters']:,}", str(run["epochs"]), f"{run['images']:,}"
+        accuracy = f"{100 * run['test_accuracy']:.1f} (n = {run['test_images']:,})"
+        rows.append((run["run"], *sizes, accuracy, *(f"{100 * run['by_class'][name]:.0f}" for name in classes)))
+        by_epoch = ", ".join(f"{100 * value:.1f}" for value in run["validation"])
+        curves.append(f"Validation accuracy of `{run['run']}` after each epoch: {by_epoch}.\n")
     fitted = [run for run in runs if run["fingerprint"]]
     described = "Preset `paper-cifar10`, one seed each, one-cycle over the epochs given: described, not tested.\n"
     tables = [_fingerprint_table(fitted)] if fitted else []

@@ -158,15 +158,14 @@ def plan_cells(
     Rows that change nothing at this scale are left out.
     """
     keyed = [
-        (block.stage, position, index, row, seed)
+        ((block.stage, position, index), (block.dataset, row, seed, block.epochs))
         for index, block in enumerate(plan.blocks)
         for row in block.rows
         for position, seed in enumerate(dict.fromkeys(block.seeds if seeds is None else seeds))
     ]
-    ordered = sorted(keyed, key=lambda item: item[:3])
-    blocks = plan.blocks
-    names = [(blocks[index].dataset, row, seed, blocks[index].epochs) for *_, index, row, seed in ordered]
-    chosen = [name for name in names if _matches(name, only)]
+    names = [name for _, name in sorted(keyed, key=lambda item: item[0])]
+    globs = only or ["*"]
+    chosen = [n for n in names if any(fnmatchcase(cell_id(*n), glob) or fnmatchcase(n[1], glob) for glob in globs)]
     if not chosen:
         raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
     scale = SCALES[plan.scale]
@@ -192,18 +191,13 @@ def find_plan(name: str) -> StudyPlan:
     return PLANS[name]
 
 
-def reference_of(cell: Cell, plan: StudyPlan, settings: Mapping[str, Any] | None = None) -> Cell:
+def reference_of(cell: Cell, plan: StudyPlan) -> Cell:
     """Return the cell that a cell is compared with: same data, same seed."""
     row = find_variant(cell.variant).reference
-    given = {"train.epochs": cell.config.train.epochs, **(settings or {})}
-    config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=given)
+    length = {"train.epochs": cell.config.train.epochs}
+    config = cell_config(SCALES[plan.scale], cell.dataset, row, cell.seed, data_root=None, settings=length)
     config = replace(config, data=replace(config.data, root=cell.config.data.root))
     return Cell(cell.dataset, row, cell.seed, config, cell.epochs)
-
-
-def _matches(name: tuple[str, str, int, int | None], only: Sequence[str]) -> bool:
-    """Return True if one of the globs matches the cell's id or its row, or if there are no globs."""
-    return not only or any(fnmatchcase(cell_id(*name), glob) or fnmatchcase(name[1], glob) for glob in only)
 
 
 def cell_config(

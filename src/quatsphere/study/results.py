@@ -152,7 +152,7 @@ class Results:
     def write(self, cell: str, record: CellRecord) -> None:
         """Store a finished cell atomically, its settings first so that the record never refers to a missing file."""
         text = _to_json({key: value for key, value in record["config"].items() if key != SEED})
-        name = _settings_id(text.encode())
+        name = sha256_bytes(text.encode())[:12]
         atomic.write_text(self.settings / f"{name}.json", text)
         values = {**record, "format": RECORD_FORMAT, "config": name}
         rounded = {key: _rounded(atomic.finite(value)) for key, value in values.items()}
@@ -207,7 +207,7 @@ class Results:
         """Settings of a cell: their name is their hash, so that a change is noticed."""
         file = self.settings / f"{name}.json"
         text = read_regular(file, MAX_BYTES) if re.fullmatch("[0-9a-f]{12}", name) and file.is_file() else b""
-        if _settings_id(text) != name:
+        if sha256_bytes(text)[:12] != name:
             state = "were changed" if text else "are missing"
             raise CheckpointError(
                 f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
@@ -226,25 +226,19 @@ class Results:
     def status(self) -> dict[str, Any]:
         """Cells of every plan by state, and the epochs that unfinished cells have trained so far (`begun`)."""
         self.require()
-        state = {record["cell"]: record["status"] for record in self.finished()}
-        planned = self.planned()
-        cells = dict.fromkeys(cell for ids in planned.values() for cell in ids)
-        begun = {
-            cell: len(self.run(cell).read_metrics())
-            for cell in cells
-            if cell not in state and self.run(cell).config.is_file()
-        }
+        state: dict[str, str] = {record["cell"]: record["status"] for record in self.finished()}
+        count, planned, begun = len(state), self.planned(), {}
+        for cell in dict.fromkeys(cell for ids in planned.values() for cell in ids):
+            if cell not in state:
+                is_begun = self.run(cell).config.is_file()
+                state[cell] = "begun" if is_begun else "missing"
+                begun |= {cell: len(self.run(cell).read_metrics())} if is_begun else {}
+        names = ("finished", "diverged", "begun", "missing")
         plans = {
-            plan: {
-                "cells": ids,
-                "finished": [cell for cell in ids if state.get(cell) == "finished"],
-                "diverged": [cell for cell in ids if state.get(cell) == "diverged"],
-                "begun": [cell for cell in ids if cell in begun],
-                "missing": [cell for cell in ids if cell not in state and cell not in begun],
-            }
+            plan: {"cells": ids, **{name: [cell for cell in ids if state[cell] == name] for name in names}}
             for plan, ids in planned.items()
         }
-        return {"plans": plans, "begun": begun, "cells": len(state)}
+        return {"plans": plans, "begun": begun, "cells": count}
 
 
 def read_records(folder: str | Path) -> list[dict[str, Any]]:
@@ -281,11 +275,6 @@ def _to_json(record: CellRecord) -> str:
     """JSON with one key per line."""
     values = {key: json.dumps(value, allow_nan=False, separators=(",", ":")) for key, value in record.items()}
     return "{\n" + ",\n".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "\n}\n"
-
-
-def _settings_id(settings: bytes) -> str:
-    """Name of a file of settings: the first digits of its hash."""
-    return sha256_bytes(settings)[:12]
 
 
 def _rounded(value: Any) -> Any:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset
 from quatsphere.errors import ConfigError
 from quatsphere.study.plan import Cell, make_config
-from quatsphere.study.results import CellRecord, Results
+from quatsphere.study.results import Results
 from quatsphere.study.worker import CellRequest
 from quatsphere.train.provenance import MAY_CHANGE
 from quatsphere.train.run import load_data, require_trainable
@@ -112,19 +112,12 @@ def unfinished(cells: Sequence[Cell], results: Results) -> list[Cell]:
         record = results.read(cell.id)
         if record is None:
             todo.append(cell)
-        else:
-            require_same_settings(record, cell)
+        elif differing := differing_settings(record["config"], cell.config):
+            raise ConfigError(
+                f"cell {cell.id} was finished with other settings ({'; '.join(differing[:6])}); "
+                "use another --results, or delete its file to train it again"
+            )
     return todo
-
-
-def require_same_settings(record: CellRecord, cell: Cell) -> None:
-    """Raise ConfigError if a finished cell was trained with other settings."""
-    differing = differing_settings(record["config"], cell.config)
-    if differing:
-        raise ConfigError(
-            f"cell {cell.id} was finished with other settings ({'; '.join(differing[:6])}); "
-            "use another --results, or delete its file to train it again"
-        )
 
 
 def differing_settings(stored: Mapping[str, Any], config: RunConfig) -> list[str]:
@@ -268,7 +261,7 @@ def run_in_process(
         assert worker.stdin is not None
         assert worker.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # stdin is closed if the pool is stopping
-            worker.stdin.write(request.to_line())
+            worker.stdin.write(json.dumps(asdict(request)) + "\n")
             worker.stdin.flush()
         for line in worker.stdout:
             message = _parse_message(line)

@@ -13,7 +13,7 @@ from quatsphere.config import RunConfig
 from quatsphere.models import build_model
 from quatsphere.study.plan import Cell
 from quatsphere.study.results import CellRecord
-from quatsphere.study.variants import TRAIN_IMAGES
+from quatsphere.study.variants import images_per_epoch
 
 MIN_STEPS, MAX_STEPS, PROBE_SECONDS = 3, 20, 4.0
 """Number of steps timed for a model without finished cells: until the seconds are over, within these limits."""
@@ -23,9 +23,7 @@ MIN_PROBED_IMAGES = 10_000
 
 def images_of(cell: Cell) -> int:
     """Maximum number of training images of a cell; early stopping may end it sooner."""
-    limit = cell.config.data.max_train_images
-    count = TRAIN_IMAGES[cell.dataset]
-    return cell.config.train.epochs * (count if limit is None else min(limit, count))
+    return cell.config.train.epochs * images_per_epoch(cell.dataset, cell.config.data.max_train_images)
 
 
 class SpeedEstimator:

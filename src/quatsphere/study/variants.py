@@ -284,6 +284,11 @@ SCALES: dict[str, Scale] = {
 }
 
 
+def images_per_epoch(dataset: str, limit: int | None) -> int:
+    """Number of training images of a data set, with `data.max_train_images` as limit."""
+    return TRAIN_IMAGES[dataset] if limit is None else min(limit, TRAIN_IMAGES[dataset])
+
+
 def dataset_title(dataset: str) -> str:
     """Name of a data set in headings."""
     return TITLES.get(dataset, dataset)

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,10 +52,6 @@ class CellRequest:
     def identity(self) -> dict[str, Any]:
         """First fields of the record."""
         return {"cell": self.id, "dataset": self.dataset, "variant": self.variant, "seed": self.seed}
-
-    def to_line(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self)) + "\n"
 
 
 class WorkerReporter(Reporter):

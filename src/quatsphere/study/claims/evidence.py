@@ -31,8 +31,8 @@ def roughness(record: CellRecord) -> float | None:
 
 def falling_share(record: CellRecord) -> float | None:
     """Share of epochs whose training loss is below that of the previous epoch."""
-    pairs = list(pairwise(record["trajectory"]["train_loss"]))
-    return sum(after < before for before, after in pairs) / len(pairs) if pairs else None
+    falls = [after < before for before, after in pairwise(record["trajectory"]["train_loss"])]
+    return sum(falls) / len(falls) if falls else None
 
 
 def tracking(record: CellRecord) -> float | None:
@@ -43,12 +43,6 @@ def tracking(record: CellRecord) -> float | None:
     return statistics.correlation(*zip(*pairs, strict=True)) if len(pairs) > 2 and varies else None
 
 
-def field_drift(record: CellRecord) -> float | None:
-    """Mean angle in radians between the base quaternions and their initial values."""
-    angles = _diagnostic(record, "drift")
-    return statistics.mean(angles) if angles else None
-
-
 def orientation_change(record: CellRecord) -> float | None:
     """Orientation spread of the last shell minus that of the first."""
     spreads = _shells(record, _diagnostic(record, "orientation_spread"))
@@ -57,7 +51,7 @@ def orientation_change(record: CellRecord) -> float | None:
 
 def beta_change(record: CellRecord) -> float | None:
     """Mean beta of the cross-shell steps at the end minus its value after the first epoch."""
-    betas = [_cross_steps(record, steps) for steps in record["trajectory"]["beta"] if steps]
+    betas = [_shells(record, steps, 1) for steps in record["trajectory"]["beta"] if steps]
     return statistics.mean(betas[-1]) - statistics.mean(betas[0]) if len(betas) > 1 and betas[0] else None
 
 
@@ -97,21 +91,15 @@ def cat_gap(record: CellRecord) -> float | None:
     return 100 * (classes["cat"] - min(others)) if classes.get("cat") is not None and others else None
 
 
-def clean_train(record: CellRecord) -> float | None:
-    """Accuracy on training images without augmentation, in points."""
+def clean_train(record: CellRecord, *, gap: bool = False) -> float | None:
+    """Accuracy on training images without augmentation in points, or its difference to test accuracy."""
     share = record.get("diagnostics", {}).get("clean_train_accuracy")
-    return None if share is None else 100 * float(share)
-
-
-def clean_gap(record: CellRecord) -> float | None:
-    """Accuracy on training images without augmentation minus test accuracy, in points."""
-    clean = record.get("diagnostics", {}).get("clean_train_accuracy")
-    return None if clean is None else 100 * (clean - record["test_accuracy"])
+    return None if share is None else 100 * (share - (record["test_accuracy"] if gap else 0.0))
 
 
 def generalisation(record: CellRecord) -> float | None:
     """The gap from clean training to test accuracy minus that from 100 % to clean training accuracy, in points."""
-    clean, gap = clean_train(record), clean_gap(record)
+    clean, gap = clean_train(record), clean_train(record, gap=True)
     return None if clean is None or gap is None else gap - (100 - clean)
 
 
@@ -136,14 +124,9 @@ def _class_accuracies(record: CellRecord, names: tuple[str, ...]) -> list[float]
     return [classes[name] for name in names] if all(classes.get(name) is not None for name in names) else []
 
 
-def _shells(record: CellRecord, steps: list[float]) -> list[float]:
-    """Values of the steps that reach a new shell: the first and the cross-shell ones."""
-    return steps[: record["config"].get("model.shells", 0)]
-
-
-def _cross_steps(record: CellRecord, steps: list[float]) -> list[float]:
-    """Values of the cross-shell steps."""
-    return steps[1 : record["config"].get("model.shells", 0)]
+def _shells(record: CellRecord, steps: list[float], first: int = 0) -> list[float]:
+    """Values of the steps that reach a new shell: the first and the cross-shell ones (from `first` = 1)."""
+    return steps[first : record["config"].get("model.shells", 0)]
 
 
 def _through_training(record: CellRecord, name: str) -> list[float]:
@@ -156,13 +139,13 @@ CELL_METRICS: dict[str, Callable[[CellRecord], float | None]] = {
     "val": lambda record: 100 * record["val_accuracy"],
     "train": lambda record: 100 * record["trajectory"]["train_accuracy"][-1],
     "clean_train": clean_train,
-    "clean_gap": clean_gap,
+    "clean_gap": lambda record: clean_train(record, gap=True),
     "speed": lambda record: max(record["trajectory"]["images_per_second"]),
     "log_speed": lambda record: math.log(max(record["trajectory"]["images_per_second"])),
     "roughness": roughness,
     "falling": falling_share,
     "tracking": tracking,
-    "drift": field_drift,
+    "drift": lambda record: statistics.mean(angles) if (angles := _diagnostic(record, "drift")) else None,
     "orientation_change": orientation_change,
     "beta_change": beta_change,
     "concentration": concentration,
@@ -185,7 +168,7 @@ CELL_LISTS: dict[str, Callable[[CellRecord], list[float]]] = {
     "score": lambda record: _shells(record, _diagnostic(record, "score_spread")),
     "beta": lambda record: record["trajectory"]["beta"][-1],
     "cross_beta": lambda record: [
-        value for name in ("beta_min", "beta_max") for value in _cross_steps(record, _diagnostic(record, name))
+        value for name in ("beta_min", "beta_max") for value in _shells(record, _diagnostic(record, name), 1)
     ],
     "agreement": lambda record: _diagnostic(record, "agreement"),
 }
@@ -219,8 +202,7 @@ class Evidence:
 
     def has_cells(self, dataset: str) -> bool:
         """Return True if a cell, finished or diverged, is on a data set or its substitute."""
-        name = self.available_dataset(dataset)
-        return any(record["dataset"] == name for record in (*self.records, *self.diverged))
+        return self.available_dataset(dataset) in {record["dataset"] for record in (*self.records, *self.diverged)}
 
     def row_records(self, dataset: str, row: str) -> dict[int, CellRecord]:
         """seed -> record of one row."""
