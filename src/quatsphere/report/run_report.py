@@ -12,14 +12,13 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
-from quatsphere.diagnostics.tables import absent_lines, diagnosis_tables, remark_lines
+from quatsphere.diagnostics.tables import absent_lines, diagnosis_tables, format_number, remark_lines
 from quatsphere.errors import CheckpointError, ConfigError, DataError
 from quatsphere.report.explanations import INTRODUCTIONS, NORMAL_SOURCE, RUN_PICTURES, TILES, table_text, words_of
 from quatsphere.report.figure_data import run_figures
@@ -73,7 +72,7 @@ def write_run_report(
     """
     run = read_run_files(folder)
     inputs = RunReportInputs(
-        *_draw_twice(lambda: _file_figures(run)),
+        *draw_twice(lambda: _file_figures(run)),
         diagnostics=diagnostic_tables(run),
         settings=settings_tables(stored_config(run.path / "config.yaml")),
     )
@@ -101,7 +100,7 @@ def run_report(run: RunFiles, inputs: RunReportInputs, links: Sequence[tuple[str
     return Report(f"Run {run.name}", subtitle, tiles, facts, sections, links, introduction, words_of(model))
 
 
-def _draw_twice(draw: Callable[[], dict[str, Figure]]) -> tuple[dict[str, Figure], dict[str, Figure]]:
+def draw_twice(draw: Callable[[], dict[str, Figure]]) -> tuple[dict[str, Figure], dict[str, Figure]]:
     """Return figures for a page and for a phone."""
     page = draw()
     with phone_layout():
@@ -127,26 +126,23 @@ def time_text(seconds: float) -> str:
 
 def _tiles(run: RunFiles) -> list[Tile]:
     result = run.result
+    chance = 0.0
     if result is None:
-        known = [record["val_accuracy"] for record in run.metrics if record["val_accuracy"] is not None]
-        best = max(known, default=None)
-        shown = "-" if best is None else f"{best:.4f}"
-        epochs = Tile("epochs", str(len(run.metrics)), f"of {run.config['train']['epochs']}")
-        return [_explained(tile) for tile in (Tile("best validation accuracy", shown), epochs)]
-    chance = 1 / max(1, len(result["test"]["per_class"]))
-    nll = "-" if result["test"]["nll"] is None else f"{result['test']['nll']:.3f}"
-    tiles = [
-        Tile("test accuracy", f"{result['test_accuracy']:.4f}", f"{result['test']['images']:,} images, one run"),
-        Tile("validation accuracy", f"{result['val_accuracy']:.4f}", f"best, after epoch {result['best_epoch']}"),
-        Tile("parameters", f"{result['parameters']:,}", result["model"]),
-        Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {time_text(result['seconds'])}"),
-        Tile("calibration error", f"{result['test']['ece']:.3f}", f"expected; NLL {nll}"),
-    ]
-    return [_explained(tile, chance) for tile in tiles]
-
-
-def _explained(tile: Tile, chance: float = 0.0) -> Tile:
-    return dataclasses.replace(tile, meaning=TILES[tile.label].format(chance=chance))
+        best = max((line["val_accuracy"] for line in run.metrics if line["val_accuracy"] is not None), default=None)
+        tiles = [
+            Tile("best validation accuracy", format_number(best, ".4f")),
+            Tile("epochs", str(len(run.metrics)), f"of {run.config['train']['epochs']}"),
+        ]
+    else:
+        test, chance = result["test"], 1 / max(1, len(result["test"]["per_class"]))
+        tiles = [
+            Tile("test accuracy", f"{result['test_accuracy']:.4f}", f"{test['images']:,} images, one run"),
+            Tile("validation accuracy", f"{result['val_accuracy']:.4f}", f"best, after epoch {result['best_epoch']}"),
+            Tile("parameters", f"{result['parameters']:,}", result["model"]),
+            Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {time_text(result['seconds'])}"),
+            Tile("calibration error", f"{test['ece']:.3f}", f"expected; NLL {format_number(test['nll'])}"),
+        ]
+    return [dataclasses.replace(tile, meaning=TILES[tile.label].format(chance=chance)) for tile in tiles]
 
 
 def _facts(run: RunFiles, inputs: RunReportInputs) -> list[tuple[str, str]]:
@@ -188,13 +184,10 @@ def _results(run: RunFiles, inputs: RunReportInputs) -> Iterator[Section]:
     test = run.result["test"]
     counts = [sum(row) for row in test["confusion"]]
     ranked = sorted(zip(test["per_class"].items(), counts, strict=True), key=lambda item: -(item[0][1] or 0.0))
-    rows = [(name, "-" if share is None else f"{share:.3f}", f"{count:,}") for (name, share), count in ranked]
-    yield Section(
-        "Results",
-        "Test images, at the checkpoint with the best validation accuracy.",
-        [PageTable("Accuracy by class as a table", ("class", "accuracy", "images"), rows, folded=True)],
-        _pictures(inputs, "Results"),
-    )
+    rows = [(name, format_number(share), f"{count:,}") for (name, share), count in ranked]
+    table = PageTable("Accuracy by class as a table", ("class", "accuracy", "images"), rows, folded=True)
+    text = "Test images, at the checkpoint with the best validation accuracy."
+    yield Section("Results", text, [table], _pictures(inputs, "Results"))
 
 
 def _pictures(inputs: RunReportInputs, section: str) -> list[Picture]:
@@ -227,7 +220,7 @@ def with_predictions(inputs: RunReportInputs, trained: TrainedModel, dataset: Da
     chosen = choose_examples(logits.argmax(1) == test.labels[indices])
     example = int(indices[chosen[0]])
     on_shells = hasattr(trained.model, "layout")
-    page, phone = ({}, {}) if not on_shells else _draw_twice(lambda: _sample_figures(trained.model, dataset, example))
+    page, phone = ({}, {}) if not on_shells else draw_twice(lambda: _sample_figures(trained.model, dataset, example))
     return dataclasses.replace(
         inputs,
         figures={**inputs.figures, **page},
@@ -263,16 +256,11 @@ def _sample_figures(model: Any, dataset: Dataset, index: int) -> dict[str, Figur
     positions = shell_positions(model)
     name = f"{dataset.classes[dataset.test.labels[index]]} (test image {index})"
     preview = sampling_preview(image.numpy() / 255, points, samples, positions[0], name)
-    norms = shell_values(positions, _token_norms(model, dataset, image), "token norm")
-    return {"samples": preview, "shells": norms}
-
-
-def _token_norms(model: Any, dataset: Dataset, image: Tensor) -> list[Any]:
-    """Return the norms of the tokens on every shell, after the last step that updates them."""
     with torch.no_grad():
         _, trace = model(normalize(image.unsqueeze(0), dataset.mean, dataset.std), return_trace=True)
-    first = trace["hidden"][: len(model.layout.shells) - 1]
-    return [hidden[0].norm(dim=-1).numpy() for hidden in (*first, trace["hidden"][-1])]
+    tokens = (*trace["hidden"][: len(positions) - 1], trace["hidden"][-1])  # after the last step that updates a shell
+    norms = [hidden[0].norm(dim=-1).numpy() for hidden in tokens]
+    return {"samples": preview, "shells": shell_values(positions, norms, "token norm")}
 
 
 # Tables
@@ -296,13 +284,10 @@ def diagnostic_tables(run: RunFiles) -> list[PageTable]:
     found = run.diagnostics
     if found is None:
         return []
-    lines = [*remark_lines(found), *absent_lines(found)]
-    tables = [_page_table(table) for table in diagnosis_tables(found)]
-    return [*tables, PageTable("Remarks", ("remark",), [(line,) for line in lines])] if lines else tables
-
-
-def _page_table(table: Table) -> PageTable:
-    """Convert a terminal table to text."""
-    columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
-    headings = [Text.from_markup(str(column.header)).plain for column in table.columns]
-    return PageTable(str(table.title), headings, list(zip(*columns, strict=True)), table_text(str(table.title)))
+    tables = []
+    for table in diagnosis_tables(found):
+        texts = [[Text.from_markup(str(cell)).plain for cell in (c.header, *c.cells)] for c in table.columns]
+        headings, *rows = zip(*texts, strict=True)
+        tables.append(PageTable(str(table.title), headings, rows, table_text(str(table.title))))
+    lines = [(line,) for line in (*remark_lines(found), *absent_lines(found))]
+    return [*tables, PageTable("Remarks", ("remark",), lines)] if lines else tables

@@ -10,11 +10,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from quatsphere.diagnostics.tables import format_number
 from quatsphere.report.explanations import INTRODUCTIONS, STUDY_INTRODUCTION, STUDY_PICTURES, STUDY_TILES
 from quatsphere.report.figure_data import schematics
-from quatsphere.report.figures import phone_layout
 from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
-from quatsphere.report.run_report import time_text
+from quatsphere.report.run_report import draw_twice, time_text
 from quatsphere.report.study_figures import costs_of, result_figures
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import length_tables, rows_by_length
@@ -97,20 +97,12 @@ def _number_text(value: Any) -> str:
 def cells_table(records: Sequence[CellRecord]) -> PageTable:
     """Table of all runs; diverged ones are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
-    rows = [
-        (
-            str(record["cell"]),
-            str(record["variant"]),
-            str(record["dataset"]),
-            str(record["seed"]),
-            _accuracy_text(record.get("test_accuracy")),
-            _accuracy_text(record.get("val_accuracy")),
-            str(record.get("epochs", "-")),
-            time_text(record["seconds"]) if record.get("seconds") else "-",
-            str(record["status"]),
-        )
-        for record in records
-    ]
+    rows = []
+    for record in records:
+        accuracies = [format_number(record.get(name), ".4f") for name in ("test_accuracy", "val_accuracy")]
+        duration = time_text(record["seconds"]) if record.get("seconds") else "-"
+        identity = (str(record[name]) for name in ("cell", "variant", "dataset", "seed"))
+        rows.append((*identity, *accuracies, str(record.get("epochs", "-")), duration, str(record["status"])))
     marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
     return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
 
@@ -121,29 +113,22 @@ def _facts(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
         ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items()) for record in records
     ]
     found = {
-        "runs": len(records),
-        "rows": _joined(_distinct_values(records, "variant")),
-        "data": _joined(_distinct_values(records, "dataset")),
-        "data fingerprints": _joined(_distinct_values(records, "fingerprint")),
-        "seeds": _joined(_distinct_values(records, "seed")),
-        "commits": _joined(_distinct_values(records, "commit")),
-        "versions": _joined(dict.fromkeys(versions)),
-        "machines": _joined(_distinct_values(records, "processor")),
+        "runs": [len(records)],
+        "rows": _distinct_values(records, "variant"),
+        "data": _distinct_values(records, "dataset"),
+        "data fingerprints": _distinct_values(records, "fingerprint"),
+        "seeds": _distinct_values(records, "seed"),
+        "commits": _distinct_values(records, "commit"),
+        "versions": list(dict.fromkeys(versions)),
+        "machines": _distinct_values(records, "processor"),
     }
-    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+    joined = {name: "; ".join(str(value) for value in values if value) for name, values in found.items()}
+    return [(name, text) for name, text in joined.items() if text]
 
 
 def _distinct_values(records: Iterable[CellRecord], field: str) -> list[Any]:
     """Distinct values, in order of appearance."""
     return list(dict.fromkeys(record[field] for record in records if record.get(field) is not None))
-
-
-def _joined(values: Iterable[Any]) -> str:
-    return "; ".join(str(value) for value in values if value)
-
-
-def _accuracy_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def write_study_report(folder: Path, page: Path) -> None:
@@ -158,9 +143,7 @@ def write_study_report(folder: Path, page: Path) -> None:
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
     """Figures of the results that have a caption."""
-    page = _study_figures(records)
-    with phone_layout():
-        phone = _study_figures(records)
+    page, phone = draw_twice(lambda: _study_figures(records))
     shown = []
     for name, figure in page.items():
         kind, _, dataset = name.partition("-")

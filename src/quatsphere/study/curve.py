@@ -331,7 +331,10 @@ def point_text(found: CurvePoint | None) -> str:
 
 
 def _slope_and_trend(curve: Curve) -> tuple[str, str]:
-    """Change per tripling of the images; verdict with its lengths and the size as a share of the paper's; for equivalence whether it differs from 0."""
+    """Change per tripling of the images, and the verdict with its lengths.
+
+    The verdict has the size as a share of the paper's, or for equivalence whether it differs from 0.
+    """
     slope = format_estimate(curve.slope, LOG_THREE)
     if len(curve.deciding) < 2:
         return slope, "undecided; needs two lengths with three seeds"
