@@ -69,9 +69,8 @@ def work(channel: socket.socket) -> None:
             os.close(descriptor)
         sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w", buffering=1)
         sys.__stdout__ = os.fdopen(1, "w")  # type: ignore[misc]
-        from quatsphere.study.worker import main
 
-        code = main()
+        code = serve()
     except BaseException:
         traceback.print_exc()
     finally:

@@ -17,11 +17,11 @@ from quatsphere.study.claims.rules import Contrast, difference
 from quatsphere.study.curve import CONTRASTS
 from quatsphere.study.document import (
     BY_SEED,
+    accuracy_headline,
     count_claims,
     describe_mixed_pairs,
     describe_verdict,
     document,
-    headline,
     is_short,
     mixed_pairs,
     seeds_csv,
@@ -127,12 +127,12 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
     records = make_records(PAPER, seeds=(42, 1, 2), scale="paper")
     evidence = Evidence(records)
     found = decide(CLAIMS, records)
-    text = headline(Results(tmp_path), evidence, found)
+    text = accuracy_headline(Results(tmp_path), evidence, found)
     assert "after 22,500,000 images, when QSV is right on 86.0 %" in text
     assert "of the paper's 19 accuracies are reproduced" in text
     assert "softmax" not in text
     (tmp_path / "linear.json").write_text('{"test": 0.388}')
-    assert "softmax regression on the same samples on 38.8 %" in headline(Results(tmp_path), evidence, found)
+    assert "softmax regression on the same samples on 38.8 %" in accuracy_headline(Results(tmp_path), evidence, found)
 
 
 def test_claims_are_counted_by_kind() -> None:

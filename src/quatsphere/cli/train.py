@@ -26,7 +26,7 @@ what two cores train on CIFAR-10 in ten minutes:
   quatsphere train --run-dir lite-run --preset lite --data.root cifar10.zip
 fine-tune a trained model ('quatsphere models' lists some) on own photos:
   quatsphere train --init cifar10-qsv --data.root my_photos
-go on where it stopped:
+resume where it stopped:
   quatsphere train --run-dir lite-run --resume
 """
 
@@ -48,7 +48,7 @@ def make_parser() -> SettingsParser:
         help="start from a trained model: a name, model folder or run; its settings for model.* are the defaults",
     )  # fmt: skip
     parser.add_argument(
-        "--resume", **flag, help="go on where the run stopped; with settings, start if it has not begun"
+        "--resume", **flag, help="continue where the run stopped; with settings, start if it has not begun"
     )
     parser.add_argument(
         "--deterministic", dest="train.deterministic", nargs="?", const="true", default=argparse.SUPPRESS,
@@ -62,7 +62,7 @@ def make_parser() -> SettingsParser:
 
 def run(words: list[str]) -> int:
     """Train a new run or resume one."""
-    args = make_parser().parse_config(words, base_settings)
+    args = make_parser().parse_config(words, lowest_layer)
     args.run_dir = args.run_dir or own_run_folder(args)
     from quatsphere.cli.console import LiveReporter
     from quatsphere.train import ResumeOptions, train
@@ -91,7 +91,7 @@ def print_next_commands(run_dir: str, has_shells: bool) -> None:
     print("\n".join(("next:", *(f"  {command}" for command in commands))))
 
 
-def base_settings(args: argparse.Namespace) -> Layer | None:
+def lowest_layer(args: argparse.Namespace) -> Layer | None:
     """Settings below all others: those of the run to resume, of the model to start from, or those for own images."""
     path = RunFolder(args.run_dir).config if args.run_dir and args.resume else None
     if path and path.is_file():

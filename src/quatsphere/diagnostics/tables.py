@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-Diagnosis = dict[str, Any]
+Diagnosed = dict[str, Any]
 
 
-def print_diagnosis(found: Diagnosis, console: Console) -> None:
+def print_diagnosis(found: Diagnosed, console: Console) -> None:
     """Print every table that applies, the remarks, and the sections that do not apply."""
     head = (
         f"{found['model']} on {found['data']}, step {found['step']}, {found['images']} {found['split']} images traced"
@@ -27,18 +27,18 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
         console.print("paper: QSV on CIFAR-10 at full size, where it reports a value", highlight=False)
 
 
-def diagnosis_tables(found: Diagnosis) -> list[Table]:
+def diagnosis_tables(found: Diagnosed) -> list[Table]:
     """Return every table that applies."""
-    tables = [make(found) for section, make in TABLES.items() if has_section(found, section)]
+    tables = [make(found) for section, make in DIAGNOSIS_TABLES.items() if has_section(found, section)]
     return [table for table in tables if table.rows]
 
 
-def has_section(found: Diagnosis, section: str) -> bool:
+def has_section(found: Diagnosed, section: str) -> bool:
     """Return whether a section was computed and applies."""
     return section in found and "absent" not in found[section]
 
 
-def absent_lines(found: Diagnosis) -> list[str]:
+def absent_lines(found: Diagnosed) -> list[str]:
     """Return one line per reason, with the sections that do not apply."""
     reasons: dict[str, list[str]] = {}
     for name, section in found.items():
@@ -70,7 +70,7 @@ def format_degrees(radians: float | None) -> str:
     return "-" if radians is None else f"{math.degrees(radians):.1f}"
 
 
-def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
+def fingerprint_table(found: Sequence[Diagnosed], title: str) -> Table:
     """Return the paper's diagnostics, our values by step or shell, and the verdicts."""
     table = _table(title, "diagnostic", "paper", "ours", "verdict")
     for row in found:
@@ -78,7 +78,7 @@ def fingerprint_table(found: Sequence[Diagnosis], title: str) -> Table:
     return table
 
 
-def _accuracy(found: Diagnosis) -> Table:
+def _accuracy(found: Diagnosed) -> Table:
     """Accuracy on unaugmented training images and on held-out images; easiest and hardest classes."""
     section, paper = found["accuracy"], found["paper"]
     held, train = section["held_out"], section["train"]
@@ -95,7 +95,7 @@ def _accuracy(found: Diagnosis) -> Table:
     return _with_paper(found, _table("accuracy", "images", "accuracy", "number"), rows)
 
 
-def _with_paper(found: Diagnosis, table: Table, rows: Sequence[Sequence[str | None]]) -> Table:
+def _with_paper(found: Diagnosed, table: Table, rows: Sequence[Sequence[str | None]]) -> Table:
     """Add rows whose last cell is the paper's value; the column is left out where the data are not the paper's."""
     if found["paper"]:
         table.add_column("paper", justify="right")
@@ -104,7 +104,7 @@ def _with_paper(found: Diagnosis, table: Table, rows: Sequence[Sequence[str | No
     return table
 
 
-def _by_step(found: Diagnosis) -> Table:
+def _by_step(found: Diagnosed) -> Table:
     """Routing, spread and β of every application of the kernel."""
     columns: list[tuple[str, str, Sequence[float]]] = [
         ("entropy", "routing.entropy", found["routing"]["entropy"]),
@@ -128,7 +128,7 @@ def _by_step(found: Diagnosis) -> Table:
     return table
 
 
-def _field_by_shell(found: Diagnosis) -> Table:
+def _field_by_shell(found: Diagnosed) -> Table:
     """Base quaternions and perturbation of every shell."""
     columns: list[tuple[str, Callable[[int], str]]] = []
     if has_section(found, "bound"):
@@ -146,7 +146,7 @@ def _field_by_shell(found: Diagnosis) -> Table:
     return _rows("field by shell", columns, len(found["shells"]))
 
 
-def _vertices_by_shell(found: Diagnosis) -> Table:
+def _vertices_by_shell(found: Diagnosed) -> Table:
     """Spacing and displacement of the vertices of every shell."""
     shells = found["coverage"]["shells"]
     sphere = found["layout"] == "sphere"
@@ -177,7 +177,7 @@ def _rows(title: str, columns: Sequence[tuple[str, Callable[[int], str]]], shell
     return table
 
 
-def _over_training(found: Diagnosis) -> Table:
+def _over_training(found: Diagnosed) -> Table:
     """First, last, smallest and largest value of the logged measures, mean over steps or shells."""
     rows = []
     for title, name, reported in (
@@ -195,7 +195,7 @@ def _over_training(found: Diagnosis) -> Table:
     return _with_paper(found, table, rows)
 
 
-def _parts(found: Diagnosis) -> Table:
+def _parts(found: Diagnosed) -> Table:
     """Parameters and forward time by part."""
     section = found["parts"]
     counts, time = section["parameters"], section["time_share"]
@@ -210,7 +210,7 @@ def _parts(found: Diagnosis) -> Table:
     return table
 
 
-def _without_transport(found: Diagnosis) -> Table:
+def _without_transport(found: Diagnosed) -> Table:
     """Accuracy and likelihood without the transport of each head and step."""
     section = found["transport"]
     table = _table("transport off at test time", "where", "accuracy", "nll")
@@ -222,7 +222,7 @@ def _without_transport(found: Diagnosis) -> Table:
     return table
 
 
-TABLES: dict[str, Callable[[Diagnosis], Table]] = {
+DIAGNOSIS_TABLES: dict[str, Callable[[Diagnosed], Table]] = {
     "accuracy": _accuracy,
     "routing": _by_step,
     "heads": _field_by_shell,
@@ -234,7 +234,7 @@ TABLES: dict[str, Callable[[Diagnosis], Table]] = {
 """Section that a table needs -> table."""
 
 
-def remark_lines(found: Diagnosis) -> list[str]:
+def remark_lines(found: Diagnosed) -> list[str]:
     """Return the results that fit in one line each."""
     lines = []
     if has_section(found, "graphs"):

@@ -120,10 +120,13 @@ def _key_results(results: Results, tables: PaperTables, claims: Sequence[Decided
         words = describe_verdict(CLAIMS_BY_ID[name], found, is_short(tables.evidence))
         numbers = f"Paper {format_value(found['paper'])}, ours {format_ours(found)}, n = {found['n']}."
         lines.append(f'- **{words}**{why}: "{found["statement"]}". {numbers}')
-    return "\n\n".join((headline(results, tables.evidence, claims), "\n".join(lines), count_claims(claims))) + "\n"
+    return (
+        "\n\n".join((accuracy_headline(results, tables.evidence, claims), "\n".join(lines), count_claims(claims)))
+        + "\n"
+    )
 
 
-def headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) -> str:
+def accuracy_headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) -> str:
     """Length of the runs, their accuracy, that of a linear classifier, and the number of accuracies reproduced."""
     full = mean(evidence.samples("cifar10", "test").get("full", {}))
     if full is None:

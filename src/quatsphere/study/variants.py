@@ -199,7 +199,7 @@ class Scale:
     """Settings of every cell; they override the presets."""
 
 
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cifar100-part": "CIFAR-100 part"}
+DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cifar100-part": "CIFAR-100 part"}
 """Names in headings; other data sets keep their name."""
 STANDS_FOR = {"cifar10": "cifar10", "cifar100": "cifar100", "cifar100-part": "cifar100"}
 """data set -> the paper's data set whose claims its cells may decide, preferred first; others decide none."""
@@ -291,7 +291,7 @@ def images_per_epoch(dataset: str, limit: int | None) -> int:
 
 def dataset_title(dataset: str) -> str:
     """Name of a data set in headings."""
-    return TITLES.get(dataset, dataset)
+    return DATASET_TITLES.get(dataset, dataset)
 
 
 def data_location(dataset: str, data_root: str | None) -> str | None:

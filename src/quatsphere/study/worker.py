@@ -133,7 +133,7 @@ def stop_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main() -> int:
+def serve() -> int:
     """Serve one request: progress, then `record` or `error`."""
     global _answers
     _answers = take_answers()
@@ -156,4 +156,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve())

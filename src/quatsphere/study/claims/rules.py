@@ -39,7 +39,7 @@ class Finding:
     interval: tuple[float, float] | None = None
 
 
-Rule = Callable[[Evidence], Finding]
+ClaimRule = Callable[[Evidence], Finding]
 Requirement = Callable[[Evidence], str]
 """Description of what is missing before a claim can be decided; empty if nothing is."""
 
@@ -58,7 +58,7 @@ class Claim:
     """Kind of the paper's value: mean of seeds, single run, range, statement without a count, or arithmetic."""
     n: int | None
     """Number of runs behind the paper's value, if stated."""
-    rule: Rule
+    rule: ClaimRule
     kind: Literal["static", "trained"] = "trained"
     requires: Sequence[Requirement] = ()
 

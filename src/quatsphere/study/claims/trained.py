@@ -25,7 +25,7 @@ SEEDS = {
 
 def _claim(
     name: str, section: str, statement: str, paper: rules.Number, runs: int | Literal["range", "stated"],
-    rule: rules.Rule, *requires: rules.Requirement,
+    rule: rules.ClaimRule, *requires: rules.Requirement,
 ) -> Claim:  # fmt: skip
     """Claim about a number of runs, about a range, or stated without a number of runs."""
     if isinstance(runs, str):
@@ -78,7 +78,6 @@ ACCURACY_CLAIMS: tuple[Claim, ...] = (
 
 COLLAPSE_MARGIN = 5.0
 """Margin in points of "both collapses are similar" (64.1 and 66.5)."""
-PAPER_SIZE = rules.paper_size
 OTHER_CODE = partial(rules.never_met, "not comparable: the paper timed its own code on one RTX A6000")
 SHARPNESS = partial(rules.never_met, "open: depends on the start of the field and on how head diversity is averaged")
 """Both determine how sharp routing is; see "Deviations" in docs/paper_map.md."""
@@ -101,17 +100,17 @@ def _same(row: str, reference: str = "full", dataset: str = "cifar10", margin: f
     return equivalent(_change(row, reference, dataset=dataset), margin)
 
 
-def _slower(times: float) -> rules.Rule:
+def _slower(times: float) -> rules.ClaimRule:
     """QSV trains at least this many times slower than matched attention."""
     return partial(rules.ratio_above, weights=difference("attention", "full"), metric="log_speed", limit=times)
 
 
-def _entries(metric: str, low: float, high: float, row: str = "full") -> rules.Rule:
+def _entries(metric: str, low: float, high: float, row: str = "full") -> rules.ClaimRule:
     """Every entry of a list metric is in a range."""
     return partial(rules.entries_between, metric, low, high, row=row)
 
 
-def _best(metric: str, value: float) -> rules.Rule:
+def _best(metric: str, value: float) -> rules.ClaimRule:
     """The best cell of all configurations reaches a value within a point."""
     return partial(rules.best_cell, ("full", *ROBUSTNESS_ROWS), metric, value, POINT)
 
@@ -164,11 +163,11 @@ TRAINED: tuple[Claim, ...] = (
     _claim("peak", "sec:exp-routing", "the largest weight of every shell is 1.2 to 1.4 times the uniform weight",
         (1.2, 1.4), "range", _entries("peak", 1.15, 1.45), SHARPNESS),
     _claim("orientation", "sec:exp-routing", "the orientation spread of the shells is 0.9 to 1.8 rad", (0.9, 1.8),
-        "range", _entries("orientation", 0.85, 1.85), PAPER_SIZE),
+        "range", _entries("orientation", 0.85, 1.85), rules.paper_size),
     _claim("orientation.grows", "sec:exp-routing", "the orientation spread grows from the first shell to the last",
-        (0.9, 1.8), "range", above(RowMean("orientation_change")), PAPER_SIZE),
+        (0.9, 1.8), "range", above(RowMean("orientation_change")), rules.paper_size),
     _claim("score_spread", "sec:exp-routing", "the spread of the scores is 0.24 to 0.46", (0.24, 0.46), "range",
-        _entries("score", 0.235, 0.465), PAPER_SIZE),
+        _entries("score", 0.235, 0.465), rules.paper_size),
     _claim("beta", "sec:exp-routing", "beta, averaged over heads, is 0.50 to 0.76", (0.50, 0.76), "range",
         _entries("beta", 0.495, 0.765), partial(rules.min_decay, minimum=4.0)),
     _claim("beta.below_prior", "sec:exp-routing", "beta stays at or below the penalty's fixed point of 0.79", 0.79,
@@ -236,11 +235,11 @@ TRAINED: tuple[Claim, ...] = (
         "validation accuracy follows augmented training accuracy (here: correlation above 0.9)", None, "range",
         above(RowMean("tracking"), 0.9)),
     _claim("best", "sec:exp-main", "the best run of all configurations reaches 86.9 %", 86.9, 1,
-        _best("test", 86.9), PAPER_SIZE),
+        _best("test", 86.9), rules.paper_size),
     _claim("best.val", "sec:exp-main", "the best validation accuracy of that run is 87.0 %", 87.0, 1,
-        _best("val", 87.0), PAPER_SIZE),
+        _best("val", 87.0), rules.paper_size),
     _claim("seed_spread", "sec:exp-main", "seeds of a row differ by up to about one point (here: at most 1.5)", 1.0,
-        "range", partial(rules.seed_spread, tuple(SEEDS), 1.5), PAPER_SIZE),
+        "range", partial(rules.seed_spread, tuple(SEEDS), 1.5), rules.paper_size),
     _claim("robust", "sec:exp-main",
         "accuracy stays between 85.7 and 86.9 % over learning rates, quaternion steps and repulsion", (85.7, 86.9),
         "range", partial(rules.all_equivalent, ROBUSTNESS_ROWS, 1.2)),
@@ -283,13 +282,13 @@ TRAINED: tuple[Claim, ...] = (
         partial(rules.stable_class_order, 0.7)),
     _claim("clean_train", "sec:exp-error",
         "accuracy on training images without augmentation is 95.7 % where test accuracy is 86.5 %", 95.7, 1,
-        near(RowMean("clean_train"), 95.7, POINT), PAPER_SIZE),
+        near(RowMean("clean_train"), 95.7, POINT), rules.paper_size),
     _claim("clean_gap", "sec:exp-error",
         "test accuracy is about nine points below that on training images without augmentation", 9.2, 1,
-        near(RowMean("clean_gap"), 9.2, 1.5), PAPER_SIZE),
+        near(RowMean("clean_gap"), 9.2, 1.5), rules.paper_size),
     _claim("clean_gap.generalisation", "sec:exp-error",
         "more is lost from training to test images than by underfitting (9.2 against 4.3 points)", 4.9, 1,
-        above(RowMean("generalisation")), PAPER_SIZE),
+        above(RowMean("generalisation")), rules.paper_size),
     _claim("clean_train.resnet20", "sec:exp-error", "comparable ResNets reach nearly 100 % training accuracy", 100.0,
         "stated", above(RowMean("clean_train", "resnet20"), 99.0), partial(rules.paper_size, row="resnet20")),
 )  # fmt: skip
