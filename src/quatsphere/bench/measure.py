@@ -48,17 +48,10 @@ def compare_benchmarks(before: Row, after: Row) -> list[Row]:
     rows = []
     for key, row in rows_by_key(after):
         if key in old:
-            time = TIME_KEYS[key[0]]
-            memory = (old[key].get("peak_mb"), row.get("peak_mb"))
-            rows.append(
-                {
-                    "what": " ".join(map(str, key)),
-                    "before": old[key][time],
-                    "after": row[time],
-                    "faster": old[key][time] / row[time],
-                    "smaller": memory[0] / memory[1] if memory[0] and memory[1] else None,
-                }
-            )
+            was, now = (each[TIME_KEYS[key[0]]] for each in (old[key], row))
+            had, has = (each.get("peak_mb") for each in (old[key], row))
+            times = {"what": " ".join(key), "before": was, "after": now, "faster": was / now}
+            rows.append({**times, "smaller": had / has if had and has else None})
     return rows
 
 
@@ -66,15 +59,10 @@ def rows_by_key(record: Row) -> Iterator[tuple[tuple[str, str], Row]]:
     """Yield ((subject, measurement), row)."""
     for subject in TIME_KEYS:
         for row in record.get(subject, []):
-            yield (subject, row_name(subject, row)), row
-
-
-def row_name(subject: str, row: Row) -> str:
-    """Name of a measurement, unique in its subject."""
-    if subject == "scaling":
-        return f"{row['vertices']:,} vertices"
-    graph = f", {row['graph']} {row['nodes']:,} x {row['degree']}" if subject == "graphs" else ""
-    return f"{row['variant']}{graph}, {row['batch']}"
+            graph = f", {row['graph']} {row['nodes']:,} x {row['degree']}" if subject == "graphs" else ""
+            is_size = subject == "scaling"
+            name = f"{row['vertices']:,} vertices" if is_size else f"{row['variant']}{graph}, {row['batch']}"
+            yield (subject, name), row
 
 
 @dataclass(frozen=True)
@@ -173,14 +161,10 @@ def measure_kernel(settings: BenchSettings, report: Callable[[str], None]) -> Su
             for name in names
         ]
         fused = next((row for row in found if row["variant"].endswith("numba_cpu")), found[-1])
-        rows += [row | relative_to(fused, row) for row in found]
+        for row in found:
+            less = row["peak_mb"] / fused["peak_mb"] if row["peak_mb"] and fused["peak_mb"] else None
+            rows.append(row | {"times_fused": row["best_ms"] / fused["best_ms"], "times_fused_memory": less})
     return {"kernel": rows}
-
-
-def relative_to(fused: Row, row: Row) -> Row:
-    """Time and memory as multiples of the fused one's."""
-    less = row["peak_mb"] / fused["peak_mb"] if row["peak_mb"] and fused["peak_mb"] else None
-    return {"times_fused": row["best_ms"] / fused["best_ms"], "times_fused_memory": less}
 
 
 def measure_step(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:

@@ -108,22 +108,13 @@ def print_comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Non
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print aligned columns, text to the left, numbers to the right; '-' for missing values."""
-    cells = [
-        [heading for _, heading, _ in columns],
-        *([format_cell(row, column) for column in columns] for row in rows),
-    ]
+    cells = [[heading for _, heading, _ in columns]]
+    for row in rows:
+        values = [(row.get(key), kind) for key, _, kind in columns]
+        cells.append(["-" if value is None else format(value, kind) for value, kind in values])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     words = [kind == "s" for *_, kind in columns]
     print(f"\n{title}")
     for line in cells:
         parts = (t.ljust(w) if left else t.rjust(w) for t, w, left in zip(line, widths, words, strict=True))
         print("  " + "  ".join(parts).rstrip())
-
-
-def format_cell(row: Mapping[str, Any], column: Column) -> str:
-    """Format the value of one column."""
-    key, _, kind = column
-    value = row.get(key)
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return "-" if value is None else format(value, kind)

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.console import Console, RenderableType
@@ -289,24 +289,30 @@ class LiveReporter(Reporter):
 
 def evaluation_table(report: dict[str, Any], title: str) -> Table:
     """Accuracy per class with totals."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("class")
-    table.add_column("accuracy", justify="right")
-    table.add_column("images", justify="right")
-    for (name, accuracy), row in zip(report["per_class"].items(), report["confusion"], strict=True):
-        table.add_row(escape(name), "-" if accuracy is None else f"{accuracy:.3f}", str(sum(row)))
-    table.add_section()
-    table.add_row("all", f"{report['accuracy']:.4f}", str(report["images"]))
-    return table
+    rows = [
+        (escape(name), "-" if accuracy is None else f"{accuracy:.3f}", str(sum(row)))
+        for (name, accuracy), row in zip(report["per_class"].items(), report["confusion"], strict=True)
+    ]
+    last = ("all", f"{report['accuracy']:.4f}", str(report["images"]))
+    return number_table(title, ("class", "accuracy", "images"), rows, last)
 
 
 def parameter_table(parts: dict[str, int], title: str, column: str = "part") -> Table:
     """Parameters by part with the total."""
+    rows = [(part, f"{count:,}") for part, count in parts.items()]
+    return number_table(title, (column, "parameters"), rows, ("all", f"{sum(parts.values()):,}"))
+
+
+def number_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], last: Sequence[str] = (), justify: Any = "right"
+) -> Table:
+    """Table of strings; all columns but the first are justified, and the last row is set off by a line."""
     table = Table(title=title, title_justify="left")
-    table.add_column(column)
-    table.add_column("parameters", justify="right")
-    for part, count in parts.items():
-        table.add_row(part, f"{count:,}")
-    table.add_section()
-    table.add_row("all", f"{sum(parts.values()):,}")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify=justify if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    if last:
+        table.add_section()
+        table.add_row(*last)
     return table

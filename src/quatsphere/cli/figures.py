@@ -29,7 +29,15 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
     written: list[Path] = []
     for name, figure in drawings(options):
-        written.append(write(figure, free_path(name, options, written)))
+        from quatsphere.report.figures import save
+
+        path = free_path(name, options, written)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot use folder ({path.parent}: {error.strerror}); use another -o") from error
+        save(figure, path)
+        written.append(path)
     if options.json:
         print(json.dumps([str(path) for path in written]))
     else:
@@ -62,15 +70,3 @@ def free_path(name: str, options: Any, taken: list[Path]) -> Path:
         Path(options.output) / f"{clean}{number}.{options.format}" for number in ("", *map("-{}".format, range(2, 999)))
     )
     return next(path for path in candidates if path not in taken)
-
-
-def write(figure: Any, path: Path) -> Path:
-    """Save a figure and return its path."""
-    from quatsphere.report.figures import save
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot use folder ({path.parent}: {error.strerror}); use another -o") from error
-    save(figure, path)
-    return path

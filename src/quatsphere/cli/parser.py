@@ -35,6 +35,8 @@ from quatsphere.storage.safe_yaml import read_yaml
 
 WIDEST = 100
 METAVARS = {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}
+AS_TYPED = {"None": "none", "True": "true", "False": "false"}
+"""Defaults as a user types them."""
 ENVIRONMENT = "QUATSPHERE_"
 """QUATSPHERE_TRAIN__EPOCHS=2 is --train.epochs 2."""
 OLD_OPTIONS = {
@@ -224,8 +226,11 @@ class SettingsParser(Parser):
             section = self.add_argument_group(f"{group}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
             docs, defaults = field_docs(kind), vars(kind())
             for name in sorted(defaults, key=lambda name: name != "name"):
-                text = f"{docs[name]} [{spell_default(defaults[name])}]".replace("%", "%%")
-                metavar = spell_metavar(field_types(model)[f"{group}.{name}"])
+                kind, value = field_types(model)[f"{group}.{name}"], defaults[name]
+                parts = alternatives(kind)
+                metavar = f"{{{','.join(parts)}}}" if get_origin(kind) is Literal else METAVARS[parts[0]]
+                default = f"{value:g}" if isinstance(value, float) else AS_TYPED.get(str(value), str(value))
+                text = f"{docs[name]} [{default}]".replace("%", "%%")
                 section.add_argument(f"--{group}.{name}", metavar=metavar, help=text)
 
     def _unknown(self, word: str) -> str:
@@ -235,19 +240,6 @@ class SettingsParser(Parser):
         if not dot:
             return f"--{group} is a group; set its fields one by one, e.g. --{group}.FIELD, or use -c FILE"
         return unknown_setting(word.removeprefix("--"), "command line", *MODEL_CONFIGS)
-
-
-def spell_metavar(kind: Any) -> str:
-    """Placeholder of a field's value in the help."""
-    parts = alternatives(kind)
-    return f"{{{','.join(parts)}}}" if get_origin(kind) is Literal else METAVARS[parts[0]]
-
-
-def spell_default(value: object) -> str:
-    """A default as a user would type it."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environment_settings() -> dict[str, str]:

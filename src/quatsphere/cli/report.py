@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quatsphere.cli.parser import Parser, add_data_root, add_json, add_open, add_run, open_page
+
+if TYPE_CHECKING:
+    from quatsphere.data import Dataset
 
 
 def run(words: list[str]) -> int:
@@ -34,10 +37,15 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"--checkpoint is for runs, and {folder} holds the results of a study; leave it out")
     page = page_path(options.output, folder / "report.html")
     if is_run:
-        from quatsphere.cli.console import note
+        from quatsphere.cli.console import note, read_dataset_of
         from quatsphere.report.run_report import write_run_report
+        from quatsphere.train.load import TrainedModel, load
 
-        write_run_report(folder, page, lambda: load_with_data(str(folder), options.checkpoint, options.data_root), note)
+        def load_with_data() -> tuple[TrainedModel, Dataset]:
+            trained = load(str(folder), options.checkpoint)
+            return trained, read_dataset_of(trained, options.data_root)
+
+        write_run_report(folder, page, load_with_data, note)
     else:
         from quatsphere.report.study_report import write_study_report
 
@@ -46,12 +54,3 @@ def run(words: list[str]) -> int:
     if options.open:
         open_page(page)
     return 0
-
-
-def load_with_data(folder: str, checkpoint: str, root: str | None) -> tuple[Any, Any]:
-    """Return a trained model and its data."""
-    from quatsphere.cli.console import read_dataset_of
-    from quatsphere.train.load import load
-
-    trained = load(folder, checkpoint)
-    return trained, read_dataset_of(trained, root)

@@ -298,7 +298,7 @@ def show_status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(status))
         return 0
-    _print_table(status_table(options.results, status), numbers=True)
+    _print_table(status_table(options.results, status), "right")
     for cell, epochs in status["begun"].items():
         print(f"{cell}: {epochs} epochs so far")
     return 0
@@ -384,14 +384,10 @@ def verify_cell(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(table: Any, *, numbers: bool = False) -> None:
-    """Print a table for people; `numbers` aligns all columns but the first to the right."""
+def _print_table(table: Any, justify: str = "left") -> None:
+    """Print a table for people."""
     from rich.console import Console
-    from rich.table import Table
 
-    shown = Table(title=table.title, title_justify="left")
-    for i, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if numbers and i else "left")
-    for row in table.rows:
-        shown.add_row(*row)
-    Console().print(shown)
+    from quatsphere.cli.console import number_table
+
+    Console().print(number_table(table.title, table.columns, table.rows, justify=justify))

@@ -72,23 +72,22 @@ def run(words: list[str]) -> int:
     if args.resume and folder.config.is_file():
         require_same_run(args.config, folder)
     elif args.resume and not args.sources:
-        raise nothing_to_resume(Path(args.run_dir))
+        path = Path(args.run_dir)
+        near = nearest_run(path)  # without a preset a new run would have the paper's settings by mistake
+        hint = "" if near is None else f"did you mean {near}? "
+        start = "a new run needs --preset NAME or -c FILE"
+        raise CheckpointError(f"no run to resume in {path} (looked for config.yaml); {hint}{start}")
     options = ResumeOptions(args.resume, args.accept_data_change, args.repair)
     result = train(args.config, args.run_dir, options, LiveReporter())
     if result and args.json:
         print(json.dumps(result))
     elif result:
         print(f"test accuracy {result['test_accuracy']:.4f} (val {result['val_accuracy']:.4f}, {args.run_dir})")
-        print_next_commands(args.run_dir, has_shells=args.config.model.name in ("qsv", "attention"))
+        run = shlex.quote(args.run_dir)
+        views = [f"quatsphere view {run} --open"] if args.config.model.name in ("qsv", "attention") else []
+        commands = [f"quatsphere report {run} --open", *views, f"quatsphere predict {run} IMAGE"]
+        print("\n".join(("next:", *(f"  {command}" for command in commands))))
     return 0
-
-
-def print_next_commands(run_dir: str, has_shells: bool) -> None:
-    """Print the commands that show and use a finished run."""
-    run = shlex.quote(run_dir)
-    views = [f"quatsphere view {run} --open"] if has_shells else []
-    commands = [f"quatsphere report {run} --open", *views, f"quatsphere predict {run} IMAGE"]
-    print("\n".join(("next:", *(f"  {command}" for command in commands))))
 
 
 def lowest_layer(args: argparse.Namespace) -> Layer | None:
@@ -137,12 +136,3 @@ def own_run_folder(args: argparse.Namespace) -> str:
     from quatsphere.storage.run_folder import free_folder
 
     return free_folder(f"runs/{Path(root).absolute().name.removesuffix('.zip')}")
-
-
-def nothing_to_resume(path: Path) -> CheckpointError:
-    """Error for a run that does not exist; without a preset it would start with the paper's settings by mistake."""
-    near = nearest_run(path)
-    hint = "" if near is None else f"did you mean {near}? "
-    return CheckpointError(
-        f"no run to resume in {path} (looked for config.yaml); {hint}a new run needs --preset NAME or -c FILE"
-    )

@@ -30,32 +30,16 @@ _Point = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """A rectangle, given by its centre."""
+    """A rectangle, given by its centre, with the middles of its sides."""
 
     x: float
     y: float
     width: float
     height: float
-
-    @property
-    def left(self) -> _Point:
-        """Middle of the left side."""
-        return self.x - self.width / 2, self.y
-
-    @property
-    def right(self) -> _Point:
-        """Middle of the right side."""
-        return self.x + self.width / 2, self.y
-
-    @property
-    def top(self) -> _Point:
-        """Middle of the upper side."""
-        return self.x, self.y + self.height / 2
-
-    @property
-    def bottom(self) -> _Point:
-        """Middle of the lower side."""
-        return self.x, self.y - self.height / 2
+    left = property(lambda self: (self.x - self.width / 2, self.y))
+    right = property(lambda self: (self.x + self.width / 2, self.y))
+    top = property(lambda self: (self.x, self.y + self.height / 2))
+    bottom = property(lambda self: (self.x, self.y - self.height / 2))
 
 
 def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float = 8) -> Box:
@@ -206,28 +190,15 @@ def _draw_shells(axes: Any, positions: Sequence[Array], edges: Edges) -> None:
         colour = SHADES[min(shell, len(SHADES) - 1)]
         axes.scatter(*_project(near, centre, scale).T, s=11, color=colour, edgecolors="white", linewidths=0.3, zorder=4)
     for target, sources in edges:
-        _draw_neighbours(
-            axes,
-            _project(target[None], centre, scale)[0],
-            _project(sources, centre, scale),
-            _on_one_shell(target, sources),
-        )
+        within = np.allclose(np.linalg.norm(sources, axis=1), np.linalg.norm(target), rtol=1e-3)
+        colour, (end,) = WITHIN if within else INK, _project(target[None], centre, scale)
+        for start in _project(sources, centre, scale):
+            axes.plot(*np.stack((start, end)).T, color=colour, linewidth=0.5, alpha=0.7, zorder=3)
+        axes.scatter(*end, s=20, facecolor="white", edgecolor=colour, linewidth=0.9, zorder=5)
     counts = " → ".join(str(len(places)) for places in positions)
     axes.text(centre[0], 0.72, f"vertices: {counts}", ha="center", fontsize=7, color=INK)
     axes.text(centre[0], 0.25, "lines: neighbours of one vertex", ha="center", fontsize=7, color=GREY)
     _draw_labels(axes, centre)
-
-
-def _on_one_shell(target: Array, sources: Array) -> bool:
-    """Return whether target and sources are on one shell."""
-    return bool(np.allclose(np.linalg.norm(sources, axis=1), np.linalg.norm(target), rtol=1e-3))
-
-
-def _draw_neighbours(axes: Any, target: Array, sources: Array, within: bool) -> None:
-    colour = WITHIN if within else INK
-    for source in sources:
-        axes.plot(*np.stack((source, target)).T, color=colour, linewidth=0.5, alpha=0.7, zorder=3)
-    axes.scatter(*target, s=20, facecolor="white", edgecolor=colour, linewidth=0.9, zorder=5)
 
 
 def _project(places: Array, centre: Array, scale: float) -> Array:

@@ -44,8 +44,10 @@ def sampling_preview(image: Array, points: Array, samples: Array, positions: Arr
     """
     figure, rows, columns = new_panels(3, 3, 3.2 if on_phone() else 3.8, width=11.4)
     left, middle = (figure.add_subplot(rows, columns, number) for number in (1, 2))
+    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
+    shown, options = (image[0], grey) if len(image) == 1 else (np.moveaxis(image, 0, -1), {})
     for axes in (left, middle):
-        _show_image(axes, image)
+        axes.imshow(shown, extent=(-1, 1, 1, -1), interpolation="nearest", **options)
         axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlim=(-1, 1), ylim=(1, -1))
     left.set_title(escape_math(title, 48), fontsize=10)
     middle.scatter(points[..., 0], points[..., 1], s=2, c=ORANGE, linewidths=0)
@@ -79,14 +81,6 @@ def shell_values(positions: Sequence[Array], values: Sequence[Array], label: str
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(labelsize=7)
     return figure
-
-
-def _show_image(axes: Any, image: Array) -> None:
-    """Show an image (C, H, W) in [0, 1] on axes over [-1, 1]², first row on top."""
-    pixels = np.moveaxis(image, 0, -1)
-    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
-    shown, options = (pixels[..., 0], grey) if pixels.shape[-1] == 1 else (pixels, {})
-    axes.imshow(shown, extent=(-1, 1, 1, -1), interpolation="nearest", **options)
 
 
 def _draw_vertices(figure: Figure, panel: PanelIndex, positions: Array, colours: Array, size: float) -> Any:

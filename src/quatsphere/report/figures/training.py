@@ -99,17 +99,13 @@ def inside_over_training(metrics: Metrics, steps: Sequence[str], shells: int) ->
         axes.set_ylabel(title)
         epoch_axis(axes)
         light_grid(axes)
-    _draw_legends(figure.add_subplot(rows, columns, len(shown) + 1), lines)
-    return figure
-
-
-def _draw_legends(axes: Any, lines: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw one legend per kind of line in otherwise empty axes."""
-    axes.set_axis_off()
-    sides: Any = ("upper left", "upper right")
-    for side, (kind, drawn) in zip(sides, lines.items(), strict=True):
+    legends: Any = figure.add_subplot(rows, columns, len(shown) + 1)
+    legends.set_axis_off()
+    for side, (kind, drawn) in zip(("upper left", "upper right"), lines.items(), strict=True):
         if drawn:
-            axes.add_artist(Legend(axes, list(drawn.values()), list(drawn), loc=side, title=kind, borderaxespad=0))
+            handles, names = list(drawn.values()), list(drawn)
+            legends.add_artist(Legend(legends, handles, names, loc=side, title=kind, borderaxespad=0))
+    return figure
 
 
 def _item(name: str, index: int) -> Callable[[Mapping[str, Any]], float | None]:
