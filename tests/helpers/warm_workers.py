@@ -2,7 +2,7 @@
 
 A new worker spends ten seconds of processor time on imports and one on a smoke cell. Here the launcher starts a small
 client instead, which passes its stdin, stdout and stderr to the warm process; that process forks, and the fork is the
-worker, with the same `main`, real pipes and real signals. A slow test runs the real command.
+worker, with the same `serve_request`, real pipes and real signals. A slow test runs the real command.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def work(channel: socket.socket) -> None:
         sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w", buffering=1)
         sys.__stdout__ = os.fdopen(1, "w")  # type: ignore[misc]
 
-        code = serve()
+        from quatsphere.study.worker import serve_request
+
+        code = serve_request()
     except BaseException:
         traceback.print_exc()
     finally:

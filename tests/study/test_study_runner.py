@@ -243,7 +243,7 @@ def train_cell(request, reporter):
     return {"cell": request.id}
 
 worker.train_cell = train_cell
-sys.exit(worker.serve())
+sys.exit(worker.serve_request())
 """
 
 

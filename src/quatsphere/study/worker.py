@@ -133,7 +133,7 @@ def stop_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def serve() -> int:
+def serve_request() -> int:
     """Serve one request: progress, then `record` or `error`."""
     global _answers
     _answers = take_answers()
@@ -156,4 +156,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    sys.exit(serve_request())
