@@ -111,8 +111,8 @@ LENGTHS = [
     Curve(
         LengthContrast(name, {"transport_identity": 1, "full": -1}, -4.3, "negative"),
         (
-            CurvePoint(90_000, estimate(-1.0), {1: -1.5, 2: -0.5}, 0.1),
-            CurvePoint(270_000, estimate(-2.0, 1), {1: -2.0}, 0.1),
+            CurvePoint(90_000, estimate(-1.0), {1: -1.5, 2: -0.5}),
+            CurvePoint(270_000, estimate(-2.0, 1), {1: -2.0}),
         ),
         (0.05, 0.05),
         None,

@@ -62,7 +62,6 @@ def test_without_image_effect_the_interval_is_over_seeds() -> None:
     assert found.estimate.value == pytest.approx(7 / 3)
     assert found.estimate.error == pytest.approx(np.std([1, 2, 4], ddof=1) / math.sqrt(3))
     assert found.estimate.freedom == 2
-    assert found.image_error == pytest.approx(0, abs=1e-9)
 
 
 def test_seed_variance_is_pooled_over_lengths() -> None:

@@ -110,13 +110,10 @@ def probe_curves(records: Sequence[CellRecord]) -> list[draw.BetaCurve]:
             treatment = beta_label(settings.get("model.beta_start"), settings.get("model.beta_frozen", False))
             accuracy = statistics.mean(100 * cell["test_accuracy"] for cell in cells)
             label = f"{treatment}: {accuracy:.1f} (n = {len(cells)})"
-            curves.append(draw.merge_curves(label, [curve_of_cell(label, cell) for cell in cells]))
+            found = []
+            for logged in (cell["trajectory"] for cell in cells):
+                low, high = logged.get("beta_min") or [], logged.get("beta_max") or []
+                band, start = (low, high) if low and all(low) else None, settings.get("model.beta_start")
+                found.append(draw.beta_curve(label, logged["beta"], band, settings["model.shells"], start))
+            curves.append(draw.merge_curves(label, found))
     return curves
-
-
-def curve_of_cell(label: str, record: CellRecord) -> draw.BetaCurve:
-    """β over the training of one cell."""
-    logged, settings = record["trajectory"], record["config"]
-    low, high = logged.get("beta_min") or [], logged.get("beta_max") or []
-    band = (low, high) if low and all(low) else None
-    return draw.beta_curve(label, logged["beta"], band, settings["model.shells"], settings.get("model.beta_start"))

@@ -136,9 +136,10 @@ def write_study_report(folder: Path, page: Path) -> None:
     records = read_records(folder)
     shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
-    claims = decide(CLAIMS, shown)
-    name = folder.absolute().name
-    write_report(page, study_report(name, records, claims, study_tables(records), study_pictures(finished)))
+    tables = [*(length_tables(records) if len(rows_by_length(records)) > 1 else []), *PaperTables(shown).all()]
+    chosen = [PageTable(t.title, t.columns, t.rows) for t in tables if t.name != "seeds"]  # the table of cells has them
+    claims, name = decide(CLAIMS, shown), folder.absolute().name
+    write_report(page, study_report(name, records, claims, chosen, study_pictures(finished)))
 
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
@@ -155,10 +156,3 @@ def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
 def _study_figures(records: list[dict[str, Any]]) -> dict[str, Figure]:
     drawn = chain(result_figures(records), schematics(*costs_of(records)))
     return {name: figure for name, figure in drawn if name.partition("-")[0] in STUDY_PICTURES}
-
-
-def study_tables(records: list[dict[str, Any]]) -> list[PageTable]:
-    """Tables of `quatsphere study table` except accuracies by seed, which are in the table of cells."""
-    by_length = length_tables(records) if len(rows_by_length(records)) > 1 else []
-    found = [*by_length, *PaperTables(at_one_length(records)).all()]
-    return [PageTable(table.title, table.columns, table.rows) for table in found if table.name != "seeds"]

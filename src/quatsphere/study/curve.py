@@ -71,8 +71,6 @@ class CurvePoint:
     images: int
     estimate: Estimate
     by_seed: Mapping[int, float]
-    image_error: float
-    """Contribution of the test images to the standard error."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: 
     error = math.sqrt(variance / len(table) + image_variance(shares)) if freedom else math.nan
     ends = min(by_seed.values()), max(by_seed.values())
     estimate = Estimate(float(shares.mean()), error, freedom, len(table), *ends)
-    return CurvePoint(images, estimate, by_seed, math.sqrt(image_variance(shares)))
+    return CurvePoint(images, estimate, by_seed)
 
 
 def image_variance(shares: NDArray[np.float64]) -> float:

@@ -67,6 +67,8 @@ def document(results: Results, page: Path) -> str:
     tables = PaperTables(records)
     claims = [tables.claims[claim.id] for claim in CLAIMS]
     trained, static = ([c for c in claims if c["kind"] == kind] for kind in ("trained", "static"))
+    found = [(claim["kind"], claim["verdict"]) for claim in claims]
+    counts = [(kind, *(str(found.count((kind, name))) for name in TITLES_BY_VERDICT)) for kind in ("static", "trained")]
     titles = SHORT_TITLES_BY_VERDICT if is_short(tables.evidence) else TITLES_BY_VERDICT
     parts = [
         f"# Results of plan `{results.path.name}`\n",
@@ -77,7 +79,7 @@ def document(results: Results, page: Path) -> str:
         METHOD,
         "## What holds, what fails, what is undecided\n",
         _key_results(results, tables, claims),
-        _counts_table(claims),
+        markdown(Table(("claims", *TITLES_BY_VERDICT), counts, "Count")),
         *(_claims_section(title, [c for c in trained if c["verdict"] == verdict]) for verdict, title in titles.items()),
         "## Tables\n",
         *(markdown(table) for table in tables.all() if table.name != "seeds"),
@@ -120,10 +122,8 @@ def _key_results(results: Results, tables: PaperTables, claims: Sequence[Decided
         words = describe_verdict(CLAIMS_BY_ID[name], found, is_short(tables.evidence))
         numbers = f"Paper {format_value(found['paper'])}, ours {format_ours(found)}, n = {found['n']}."
         lines.append(f'- **{words}**{why}: "{found["statement"]}". {numbers}')
-    return (
-        "\n\n".join((accuracy_headline(results, tables.evidence, claims), "\n".join(lines), count_claims(claims)))
-        + "\n"
-    )
+    head = accuracy_headline(results, tables.evidence, claims)
+    return "\n\n".join((head, "\n".join(lines), count_claims(claims))) + "\n"
 
 
 def accuracy_headline(results: Results, evidence: Evidence, claims: Sequence[Decided]) -> str:
@@ -141,11 +141,8 @@ def accuracy_headline(results: Results, evidence: Evidence, claims: Sequence[Dec
         linear = f" and softmax regression on the same samples on {100 * share:.1f} %"
     accuracies = {claim["id"]: claim for claim in claims if claim["id"].startswith("accuracy.")}
     reproduced = sum(claim["verdict"] == "holds" for claim in accuracies.values())
-    last = (
-        f"{reproduced} of the paper's {len(accuracies)} accuracies are reproduced."
-        if reproduced
-        else "No accuracy of the paper has been reproduced yet."
-    )
+    count = f"{reproduced} of the paper's {len(accuracies)} accuracies are reproduced."
+    last = count if reproduced else "No accuracy of the paper has been reproduced yet."
     return (
         f"Measured after {images} images, when QSV is right on {full.value:.1f} % of the test images (the paper: "
         f"{accuracies['accuracy.full']['paper']} %){linear}. {last}"
@@ -185,12 +182,6 @@ def count_claims(claims: Sequence[Decided]) -> str:
         f"not and {undecided} are undecided. The other {len(claims) - len(verdicts)} need no training: they are sizes "
         "and properties of the model at its start."
     )
-
-
-def _counts_table(claims: Sequence[Decided]) -> str:
-    found = [(claim["kind"], claim["verdict"]) for claim in claims]
-    rows = [(kind, *(str(found.count((kind, name))) for name in TITLES_BY_VERDICT)) for kind in ("static", "trained")]
-    return markdown(Table(("claims", *TITLES_BY_VERDICT), rows, "Count"))
 
 
 def _claims_section(title: str, claims: Sequence[Decided], *, verdict: bool = False) -> str:
@@ -262,6 +253,5 @@ def describe_mixed_pairs(records: Sequence[CellRecord]) -> str:
     counts = mixed_pairs(records)
     mixed, pairs = (sum(count[i] for count in counts.values()) for i in (0, 1))
     rows = ", ".join(f"{row} {some} of {total}" for row, (some, total) in counts.items() if some)
-    return f"{mixed} of {pairs} pairs of a cell with its reference are of different commits" + (
-        f": {rows}" if rows else ""
-    )
+    text = f"{mixed} of {pairs} pairs of a cell with its reference are of different commits"
+    return f"{text}: {rows}" if rows else text

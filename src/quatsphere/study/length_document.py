@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.study import curve
-from quatsphere.study.curve import CONTRASTS, PAPER_IMAGES, Curve
+from quatsphere.study.curve import CONTRASTS, PAPER_IMAGES
 from quatsphere.study.document import GENERATED, cells_link, describe_setting, reading
 from quatsphere.study.paper_tables import paper_values
 from quatsphere.study.plan import READING_ROWS
@@ -114,14 +114,13 @@ def statements_table(records: Sequence[CellRecord], count: int | None = None) ->
     found = curve.curves(records)
     names = [name for name in CONTRASTS if name in found][:count]
     columns = ("the paper's statement", "paper", "ours [95 %], seeds, images", "per tripling", "in trend")
-    rows = [(STATEMENTS[name], f"{CONTRASTS[name].paper:+.1f}", *_ours(found[name])) for name in names]
+    rows = []
+    for name, ours in ((name, found[name]) for name in names):
+        points = [point for point in ours.points if point.estimate.n >= MIN_SEEDS]
+        value = f"{curve.point_text(points[-1])}, {points[-1].images:,}" if points else NONE
+        verdict = format_estimate(ours.slope, curve.LOG_THREE), f"**{ours.trend}**"
+        rows.append((STATEMENTS[name], f"{CONTRASTS[name].paper:+.1f}", value, *verdict))
     return markdown(Table(columns, rows))
-
-
-def _ours(found: Curve) -> tuple[str, str, str]:
-    points = [point for point in found.points if point.estimate.n >= MIN_SEEDS]
-    value = f"{curve.point_text(points[-1])}, {points[-1].images:,}" if points else NONE
-    return value, format_estimate(found.slope, curve.LOG_THREE), f"**{found.trend}**"
 
 
 def _rows_of(table: Table, titles: set[str], *, inside: bool) -> str:

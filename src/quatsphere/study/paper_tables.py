@@ -14,7 +14,7 @@ from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, differ
 from quatsphere.study.claims.trained import POINT
 from quatsphere.study.plan import CONTROL_ROWS, LAYOUT_ROWS, PRECISION_ROWS, READING_ROWS, TRANSPORT_ROWS
 from quatsphere.study.results import CellRecord
-from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Samples, by_seed, estimate_contrast, mean
+from quatsphere.study.statistics import LEVEL, MIN_SEEDS, by_seed, estimate_contrast, mean
 from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
 from quatsphere.study.variants import STANDS_FOR, VARIANTS, dataset_title
 
@@ -262,20 +262,15 @@ def epoch_table(records: Sequence[CellRecord]) -> Table:
     cells = [record for record in records if record["dataset"] == "cifar10" and record["status"] == "finished"]
     count = min((len(record["trajectory"]["val_accuracy"]) for record in cells), default=0)
     epochs = sorted({round(i * (count - 1) / (MAX_EPOCHS - 1)) for i in range(MAX_EPOCHS)}) if count else []
-    after = [collect(cells, partial(_accuracy_after, epoch)) for epoch in epochs]
-    rows = [
-        (question, *(_mean_text(samples, weights) for samples in after))
-        for question, weights in EPOCH_CONTRASTS.items()
-    ]
+
+    def accuracy_after(epoch: int, record: CellRecord) -> float | None:
+        value = record["trajectory"]["val_accuracy"][epoch]
+        return None if value is None else 100 * value
+
+    after = [collect(cells, partial(accuracy_after, epoch)) for epoch in epochs]
+    rows = []
+    for question, weights in EPOCH_CONTRASTS.items():
+        means = (mean(by_seed(samples, weights)) for samples in after)
+        rows.append((question, *(NONE if found is None else f"{found.value:+.1f}" for found in means)))
     head = ("Contrast, validation accuracy in points", *(f"epoch {epoch + 1}" for epoch in epochs))
     return Table(head, rows, "Differences by epoch")
-
-
-def _accuracy_after(epoch: int, record: CellRecord) -> float | None:
-    value = record["trajectory"]["val_accuracy"][epoch]
-    return None if value is None else 100 * value
-
-
-def _mean_text(samples: Samples, weights: Mapping[str, float]) -> str:
-    found = mean(by_seed(samples, weights))
-    return NONE if found is None else f"{found.value:+.1f}"

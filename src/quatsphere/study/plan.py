@@ -67,25 +67,17 @@ READING_ROWS = ("stencil_pitch", "network_per_shell", "inner_skip", "pooling_per
 CIFAR100_ROWS = ("full", "transport_identity", "routing_uniform", "attention", "attention_value_identity")
 
 PLANS: dict[str, StudyPlan] = {
-    "paper": StudyPlan(
-        "every row at the paper's size, for GPU owners",
-        "paper",
-        (
-            PlanBlock("cifar10", (*KERNEL_ROWS, *FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
-            PlanBlock("cifar100", CIFAR100_ROWS, THREE_SEEDS),
-            PlanBlock("cifar10", ("linear", *LAYOUT_ROWS, *TRANSPORT_ROWS, *CONTROL_ROWS), THREE_SEEDS),
-            PlanBlock("cifar10", (*ASYMMETRY_ROWS, *READING_ROWS, *SWEEP_ROWS, *PRECISION_ROWS), THREE_SEEDS),
-        ),
-    ),
-    "lite": StudyPlan(
-        "the paper's comparisons at a size that two CPU cores train",
-        "lite",
-        (
-            PlanBlock("cifar10", (*KERNEL_ROWS, *LAYOUT_ROWS), FIVE_SEEDS),
-            PlanBlock("cifar10", (*FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
-            PlanBlock("cifar100-part", ("full", "transport_identity", "routing_uniform"), THREE_SEEDS),
-        ),
-    ),
+    "paper": StudyPlan("every row at the paper's size, for GPU owners", "paper", (
+        PlanBlock("cifar10", (*KERNEL_ROWS, *FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
+        PlanBlock("cifar100", CIFAR100_ROWS, THREE_SEEDS),
+        PlanBlock("cifar10", ("linear", *LAYOUT_ROWS, *TRANSPORT_ROWS, *CONTROL_ROWS), THREE_SEEDS),
+        PlanBlock("cifar10", (*ASYMMETRY_ROWS, *READING_ROWS, *SWEEP_ROWS, *PRECISION_ROWS), THREE_SEEDS),
+    )),
+    "lite": StudyPlan("the paper's comparisons at a size that two CPU cores train", "lite", (
+        PlanBlock("cifar10", (*KERNEL_ROWS, *LAYOUT_ROWS), FIVE_SEEDS),
+        PlanBlock("cifar10", (*FIELD_ROWS, *ROUTING_ROWS, *STABILITY_ROWS), THREE_SEEDS),
+        PlanBlock("cifar100-part", ("full", "transport_identity", "routing_uniform"), THREE_SEEDS),
+    )),
     "beyond": StudyPlan("other forms of transport, QSV without its asymmetries, lite", "lite", (
         PlanBlock("cifar10", (*TRANSPORT_ROWS, *ASYMMETRY_ROWS), THREE_SEEDS),
         PlanBlock("cifar100-part", ("attention", "attention_value_identity"), THREE_SEEDS),

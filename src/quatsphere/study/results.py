@@ -227,7 +227,8 @@ class Results:
         """Cells of every plan by state, and the epochs that unfinished cells have trained so far (`begun`)."""
         self.require()
         state: dict[str, str] = {record["cell"]: record["status"] for record in self.finished()}
-        count, planned, begun = len(state), self.planned(), {}
+        count, planned = len(state), self.planned()
+        begun: dict[str, int] = {}
         for cell in dict.fromkeys(cell for ids in planned.values() for cell in ids):
             if cell not in state:
                 is_begun = self.run(cell).config.is_file()

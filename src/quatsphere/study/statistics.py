@@ -112,7 +112,8 @@ def estimate_contrast(samples: Samples, weights: Mapping[str, float]) -> Estimat
         return None
     extremes = min(common.values()), max(common.values())
     reference = max(weights, key=lambda row: (len(samples[row]), abs(weights[row])))
-    differences = [_paired(samples, row, reference) for row in weights if row != reference]
+    pairs = [(samples[row], samples[reference]) for row in weights if row != reference]
+    differences = [{seed: own[seed] - other[seed] for seed in own if seed in other} for own, other in pairs]
     if min(map(len, differences)) >= OWN_VARIANCE_SEEDS:
         others = [weight for row, weight in weights.items() if row != reference]
         return _with_own_variance(differences, others, extremes)
@@ -126,12 +127,6 @@ def by_seed(samples: Samples, weights: Mapping[str, float]) -> dict[int, float]:
     """seed -> Σ weight * row, over the seeds that all rows have."""
     common = sorted(set.intersection(*({*samples.get(row, {})} for row in weights)))
     return {seed: sum(weight * samples[row][seed] for row, weight in weights.items()) for seed in common}
-
-
-def _paired(samples: Samples, row: str, reference: str) -> dict[int, float]:
-    """seed -> row minus reference, over the seeds that both have."""
-    other = samples[reference]
-    return {seed: value - other[seed] for seed, value in samples[row].items() if seed in other}
 
 
 def _with_own_variance(

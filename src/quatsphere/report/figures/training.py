@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,9 @@ def training_curves(runs: Mapping[str, Metrics]) -> Figure:
         dashed = {**style, "linestyle": (0, (3, 1.5)), "marker": "", "alpha": 0.8}
         names = ("validation", "training (augmented)") if index == 0 else (None, None)
         run = escape_math(name, 32) if len(runs) > 1 else None
-        _plot(left, metrics, lambda record: record["train"]["loss"], label=run, **style)
-        _plot(right, metrics, lambda record: record["val_accuracy"], label=names[0], **style)
-        _plot(right, metrics, lambda record: record["train"]["accuracy"], label=names[1], **dashed)
+        _plot(left, [(record["epoch"], record["train"]["loss"]) for record in metrics], label=run, **style)
+        _plot(right, [(record["epoch"], record["val_accuracy"]) for record in metrics], label=names[0], **style)
+        _plot(right, [(record["epoch"], record["train"]["accuracy"]) for record in metrics], label=names[1], **dashed)
     left.set_ylabel("training loss")
     right.set_ylabel("accuracy")
     for axes in (left, right):
@@ -95,22 +95,19 @@ def inside_over_training(metrics: Metrics, steps: Sequence[str], shells: int) ->
         axes = figure.add_subplot(rows, columns, number)
         count = max(len(record.get(name) or ()) for record in metrics)
         for index, label in zip(range(count), labels[kind], strict=False):
-            lines[kind][label] = _plot(axes, metrics, _item(name, index), **_line_style(index, len(metrics)))
+            by_epoch = [(record["epoch"], dict(enumerate(record.get(name) or [])).get(index)) for record in metrics]
+            lines[kind][label] = _plot(axes, by_epoch, **_line_style(index, len(metrics)))
         axes.set_ylabel(title)
         epoch_axis(axes)
         light_grid(axes)
     legends: Any = figure.add_subplot(rows, columns, len(shown) + 1)
     legends.set_axis_off()
-    for side, (kind, drawn) in zip(("upper left", "upper right"), lines.items(), strict=True):
+    sides: Any = ("upper left", "upper right")
+    for side, (kind, drawn) in zip(sides, lines.items(), strict=True):
         if drawn:
             handles, names = list(drawn.values()), list(drawn)
             legends.add_artist(Legend(legends, handles, names, loc=side, title=kind, borderaxespad=0))
     return figure
-
-
-def _item(name: str, index: int) -> Callable[[Mapping[str, Any]], float | None]:
-    """Return a function that reads one item of a list in a record, None if it is missing."""
-    return lambda record: dict(enumerate(record.get(name) or [])).get(index)
 
 
 def _line_style(index: int, epochs: int) -> dict[str, Any]:
@@ -118,9 +115,8 @@ def _line_style(index: int, epochs: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)], "marker": mark}
 
 
-def _plot(axes: Any, metrics: Metrics, value: Callable[[Mapping[str, Any]], float | None], **style: Any) -> Any:
-    """Draw one line over the epochs that have the value."""
-    points = [(record["epoch"], value(record)) for record in metrics]
+def _plot(axes: Any, points: Sequence[tuple[int, float | None]], **style: Any) -> Any:
+    """Draw one line over the epochs that have a value."""
     known = [(epoch, number) for epoch, number in points if number is not None]
     return axes.plot([epoch for epoch, _ in known], [number for _, number in known], **style)[0]
 
