@@ -37,9 +37,25 @@ class Box(NamedTuple):
     width: float
     height: float
 
-    def side(self, right: int, up: int) -> _Point:
-        """Middle of a side: (-1, 0) is the left one, (0, 1) the upper one."""
-        return self.x + right * self.width / 2, self.y + up * self.height / 2
+    @property
+    def left(self) -> _Point:
+        """Middle of the left side."""
+        return self.x - self.width / 2, self.y
+
+    @property
+    def right(self) -> _Point:
+        """Middle of the right side."""
+        return self.x + self.width / 2, self.y
+
+    @property
+    def top(self) -> _Point:
+        """Middle of the upper side."""
+        return self.x, self.y + self.height / 2
+
+    @property
+    def bottom(self) -> _Point:
+        """Middle of the lower side."""
+        return self.x, self.y - self.height / 2
 
 
 def draw_box(axes: Any, box: Box, text: str, colour: str = GREY, *, size: float = 8) -> Box:
@@ -111,12 +127,12 @@ def _draw_dot_product(axes: Any) -> None:
     message = draw_box(axes, Box(4.35, 1.1, 2.3, 0.75), "$m_{ij} = W_V x_j$", TRANSPORT)
     _draw_sum(axes, weight, message)
     for start, end in (
-        (target.side(1, 0), query.side(-1, 0)),
-        (source.side(1, 0), key.side(-1, 0)),
-        (source.side(1, 0), value.side(-1, 0)),
-        (query.side(1, 0), (3.2, 3.95)),
-        (key.side(1, 0), (3.2, 3.4)),
-        (value.side(1, 0), message.side(-1, 0)),
+        (target.right, query.left),
+        (source.right, key.left),
+        (source.right, value.left),
+        (query.right, (3.2, 3.95)),
+        (key.right, (3.2, 3.4)),
+        (value.right, message.left),
     ):
         draw_arrow(axes, start, end)
 
@@ -131,11 +147,11 @@ def _draw_coupled(axes: Any) -> None:
         axes, Box(4.55, 1.1, 2.1, 0.95), "$m_{ij} =$\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", TRANSPORT
     )
     _draw_sum(axes, weight, message)
-    draw_arrow(axes, target.side(0, -1), (1.75, 3.22))
-    draw_arrow(axes, source.side(0, 1), (1.75, 2.28))
+    draw_arrow(axes, target.bottom, (1.75, 3.22))
+    draw_arrow(axes, source.top, (1.75, 2.28))
     draw_arrow(axes, (2.6, 3.22), (3.5, 3.75), ROUTING)
     draw_arrow(axes, (2.6, 2.28), (3.5, 1.5), TRANSPORT)
-    draw_arrow(axes, source.side(1, 0), message.side(-1, 0))
+    draw_arrow(axes, source.right, message.left)
     axes.text(2.55, 3.68, "how much", fontsize=7, color=ROUTING, ha="center")
     axes.text(2.62, 1.68, "what", fontsize=7, color=TRANSPORT, ha="center")
 
@@ -143,8 +159,8 @@ def _draw_coupled(axes: Any) -> None:
 def _draw_sum(axes: Any, weight: Box, message: Box) -> None:
     """Draw the weighted sum at the right, the same in both kernels."""
     total = draw_box(axes, Box(6.4, 2.4, 1.05, 1.1), "$z_i =$\n$\\sum_j C_{ij} m_{ij}$", GREY, size=7.5)
-    draw_arrow(axes, (weight.side(1, 0)[0], weight.y - 0.1), total.side(0, 1), ROUTING, bend=-0.25)
-    draw_arrow(axes, (message.side(1, 0)[0], message.y + 0.1), total.side(0, -1), TRANSPORT, bend=0.25)
+    draw_arrow(axes, (weight.right[0], weight.y - 0.1), total.top, ROUTING, bend=-0.25)
+    draw_arrow(axes, (message.right[0], message.y + 0.1), total.bottom, TRANSPORT, bend=0.25)
 
 
 WITHIN = PURPLE
@@ -227,7 +243,7 @@ def _draw_labels(axes: Any, centre: Array) -> None:
     axes.text(0.8, 5.6, "first step:\nwithin the\nfirst shell", ha="center", va="center", fontsize=7, zorder=6)
     axes.text(*centre, "two rounds\nwithin the\nlast shell", ha="center", va="center", fontsize=7, zorder=6)
     out = draw_box(axes, Box(4.75, 6.75, 3.9, 0.44), "pooling, classifier → logits", GREY, size=7)
-    draw_arrow(axes, (centre[0], centre[1] + 0.45), out.side(0, -1), GREEN)
+    draw_arrow(axes, (centre[0], centre[1] + 0.45), out.bottom, GREEN)
 
 
 def _draw_kernel(axes: Any, costs: Mapping[str, float]) -> None:
@@ -240,13 +256,13 @@ def _draw_kernel(axes: Any, costs: Mapping[str, float]) -> None:
         axes, Box(5.4, 2.95, 2.8, 0.95), "transport\n$r_{ij} \\otimes x_j \\otimes r_{ij}^{*}$", TRANSPORT
     )
     draw_box(axes, Box(3.5, 1.05, 3.0, 0.7), "$z_i = \\sum_j C_{ij}\\, m_{ij}$")
-    for start, end in ((target.side(0, -1), (2.6, 5.2)), (source.side(0, -1), (4.4, 5.2))):
+    for start, end in ((target.bottom, (2.6, 5.2)), (source.bottom, (4.4, 5.2))):
         draw_arrow(axes, start, end)
-    draw_arrow(axes, (2.8, 4.33), weight.side(0, 1), ROUTING)
-    draw_arrow(axes, (4.2, 4.33), message.side(0, 1), TRANSPORT)
-    draw_arrow(axes, (6.2, source.side(0, -1)[1]), (6.2, message.side(0, 1)[1]), GREY)
-    draw_arrow(axes, (2.65, weight.side(0, -1)[1]), (3.1, 1.42), ROUTING)
-    draw_arrow(axes, (4.3, message.side(0, -1)[1]), (3.9, 1.42), TRANSPORT)
+    draw_arrow(axes, (2.8, 4.33), weight.top, ROUTING)
+    draw_arrow(axes, (4.2, 4.33), message.top, TRANSPORT)
+    draw_arrow(axes, (6.2, source.bottom[1]), (6.2, message.top[1]), GREY)
+    draw_arrow(axes, (2.65, weight.bottom[1]), (3.1, 1.42), ROUTING)
+    draw_arrow(axes, (4.3, message.bottom[1]), (3.9, 1.42), TRANSPORT)
     _draw_cost(axes, (0.1, 2.15), "uniform 1/k", costs.get("routing_uniform"), "left")
     _draw_cost(axes, (6.8, 2.15), "identity", costs.get("transport_identity"), "right")
     _draw_cost(axes, (6.8, 1.05), "both", costs.get("both_off"), "right")
