@@ -227,7 +227,7 @@ def test_ranges_of_list_metrics() -> None:
 @pytest.mark.parametrize("name", ["entropy", "peak"])
 @pytest.mark.parametrize("scale", ["lite", "paper"])
 def test_sharpness_of_routing_stays_open(name: str, scale: str) -> None:
-    """Sharpness depends on the start of the field and on how head diversity is averaged, which the paper leaves open."""
+    """Sharpness depends on the start of the field and on how head diversity is averaged, both open in the paper."""
     found = verdict(name, make_records({"full": (85.9, 86.0, 85.9)}, scale=scale))
     assert found["verdict"] == "undecided"
     assert found["why"] == "open: depends on the start of the field and on how head diversity is averaged"
