@@ -103,14 +103,14 @@ def test_sorted_tiles_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> No
     """No array has more than TILE distances (and k per target), whatever the number of vertices."""
     monkeypatch.setattr(nb, "TILE", 2**19)
     sizes: list[int] = []
-    squares = nb._squares
+    squares = nb._squares_at_once
 
     def recorded(targets: Tensor, sources: Tensor) -> Tensor:
         found = squares(targets, sources)
         sizes.append(found.numel())
         return found
 
-    monkeypatch.setattr(nb, "_squares", recorded)
+    monkeypatch.setattr(nb, "_squares_at_once", recorded)
     shell = sphere.fibonacci_sphere(21_000)
     rows = torch.arange(0, 21_000, 60)
     found = nb._nearest_by_sorting(shell[rows].double(), shell.double(), 16)

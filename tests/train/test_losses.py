@@ -147,3 +147,29 @@ def test_models_without_quaternions_have_no_auxiliary_losses(name: str) -> None:
     auxiliary = AuxiliaryLosses(model, model.parameter_roles(), tiny_config().train)
     auxiliary.store_fields()
     assert auxiliary.terms() == {}
+
+
+@pytest.mark.parametrize("pairs", ["sum", "mean"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_terms_in_few_launches_are_the_same(pairs: str, stored: bool) -> None:
+    """The form for accelerators: values and gradients."""
+    torch.manual_seed(0)
+    config = replace(tiny_config().train, head_diversity_pairs=pairs, head_diversity=0.3, beta_penalty=0.2)
+    model = build_model(tiny_config().model, seed=0).double()
+    auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config)
+    for beta in auxiliary.betas:
+        torch.nn.init.normal_(beta)
+    if stored:
+        auxiliary.store_fields()
+        for field in auxiliary.fields:
+            field.data.copy_(random_unit(*field.shape[:-1], dtype=torch.float64))
+    found, expected = auxiliary._terms_in_few_launches(), auxiliary.terms()
+    assert found.keys() == expected.keys()
+    parameters = [*auxiliary.fields, *auxiliary.betas]
+    for name, term in expected.items():
+        torch.testing.assert_close(found[name], term, rtol=1e-12, atol=1e-14)
+        for mine, theirs in zip(
+            *(torch.autograd.grad(x, parameters, allow_unused=True, retain_graph=True) for x in (found[name], term)),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)

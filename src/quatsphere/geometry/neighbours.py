@@ -119,6 +119,12 @@ def _squares(targets: Tensor, sources: Tensor) -> Tensor:
     return square
 
 
+def _squares_at_once(targets: Tensor, sources: Tensor) -> Tensor:
+    """`_squares` of (t, d) from (s, d) in fewer operations, rounded alike, with all differences in memory."""
+    first, *rest = (targets[:, None] - sources[None]).square_().unbind(-1)
+    return sum(rest, first)
+
+
 def _nearest(targets: Tensor, sources: Tensor, k: int, search: Search) -> Tensor:
     """Rank candidates exactly; where the last candidate is no farther than the k-th, repeat with twice as many.
 
@@ -149,19 +155,19 @@ def _nearest_by_sorting(targets: Tensor, sources: Tensor, k: int) -> Tensor:
     """Sort the distances of tiles of sources, each together with the k nearest of the tiles before it.
 
     A stable sort keeps the order of the index among ties. The operations depend on the sizes alone, so the host never
-    waits for the device, and no more than TILE distances are in memory.
+    waits for the device, and no more than TILE distances, each with its D differences, are in memory.
     """
     found = []
     for rows in targets.split(max(1, TILE // min(len(sources), SORTED))):
-        square, near = (x[:, :k] for x in _squares(rows[:, None], sources[None, :SORTED]).sort(dim=1, stable=True))
+        square, near = (x[:, :k] for x in _squares_at_once(rows, sources[:SORTED]).sort(dim=1, stable=True))
         for start in range(SORTED, len(sources), SORTED):
             tile = sources[start : start + SORTED]
             index = torch.arange(start, start + len(tile), device=rows.device).expand(len(rows), -1)
-            square = torch.cat((square, _squares(rows[:, None], tile[None])), dim=1)
+            square = torch.cat((square, _squares_at_once(rows, tile)), dim=1)
             square, order = (x[:, :k] for x in square.sort(dim=1, stable=True))
             near = torch.cat((near, index), dim=1).gather(1, order)
         found.append(near)
-    return torch.cat(found)
+    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def _tree(sources: Tensor) -> Search | None:

@@ -166,8 +166,9 @@ def mean_rotation(q: Float[Tensor, "count 4"]) -> Float[Tensor, "4"]:
     with torch.no_grad(), full_precision(q):
         exact = q.to(torch.float32 if q.device.type == "mps" else torch.float64)  # MPS has no float64
         power = exact.T @ exact / q.shape[0]
-        for _ in range(6):
-            power = torch.linalg.matrix_power(power, 16)
+        few = not q.is_cpu and exact.dtype == torch.float64  # fewer launches; 4**-256 is in the range of float64
+        for exponent in (256,) * 3 if few else (16,) * 6:
+            power = torch.linalg.matrix_power(power, exponent)
             power = power / power.trace()
         mean = power @ (16 * power.new_full((4,), 0.5).cumprod(0)) / math.sqrt(85)  # (8, 4, 2, 1), made where q is
         column = power.index_select(1, power.diagonal().argmax().unsqueeze(0)).squeeze(1)

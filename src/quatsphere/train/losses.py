@@ -61,6 +61,7 @@ class AuxiliaryLosses:
         self.betas = [parameters[name] for name in roles["betas"]]
         self.config = config
         self.previous: list[Tensor] | None = None
+        self._shares: Tensor | None = None
 
     def store_fields(self) -> None:
         """Store the base quaternions for the smoothness loss; called at the end of an epoch."""
@@ -68,6 +69,9 @@ class AuxiliaryLosses:
 
     def terms(self) -> dict[str, Tensor]:
         """Name -> coefficient times loss, each a scalar; smoothness is absent in the first epoch."""
+        tensors = self.fields or self.betas
+        if tensors and not tensors[0].is_cpu:
+            return self._terms_in_few_launches()
         terms: dict[str, Tensor] = {}
         if self.fields and self.previous is not None:
             terms["smoothness"] = self.config.smoothness * smoothness(self.fields, self.previous)
@@ -76,4 +80,24 @@ class AuxiliaryLosses:
             terms["head_diversity"] = self.config.head_diversity * overlap
         if self.betas:
             terms["beta_penalty"] = self.config.beta_penalty * beta_penalty(self.betas)
+        return terms
+
+    def _terms_in_few_launches(self) -> dict[str, Tensor]:
+        """The same terms for accelerators: shells are concatenated once and weighted instead of averaged in turn."""
+        terms: dict[str, Tensor] = {}
+        if self.fields:
+            base, config = torch.cat(self.fields), self.config
+            if self._shares is None:  # of a vertex in the mean over shells of the mean over vertices
+                shares = [1 / (len(self.fields) * len(q)) for q in self.fields for _ in range(len(q))]
+                self._shares = torch.tensor(shares, dtype=base.dtype, device=base.device)
+            if self.previous is not None:
+                moved = (1 - (base * torch.cat(self.previous)).sum(-1).abs()).mean(-1)
+                terms["smoothness"] = 2 * config.smoothness * torch.dot(moved, self._shares)
+            heads = base.shape[-2]
+            if heads > 1:
+                count = heads * (heads - 1) if config.head_diversity_pairs == "mean" else 1
+                overlap = torch.dot(head_overlap(base), self._shares)
+                terms["head_diversity"] = config.head_diversity / count * overlap
+        if self.betas:
+            terms["beta_penalty"] = self.config.beta_penalty * torch.cat(self.betas).square().sum()
         return terms
