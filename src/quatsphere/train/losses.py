@@ -57,8 +57,8 @@ class AuxiliaryLosses:
 
     def __init__(self, model: nn.Module, roles: dict[str, list[str]], config: TrainConfig) -> None:
         parameters = dict(model.named_parameters())
-        self.fields = [parameters[name] for name in roles["quaternions"]]
-        self.betas = [parameters[name] for name in roles["betas"]]
+        self.fields: list[Tensor] = [parameters[name] for name in roles["quaternions"]]
+        self.betas: list[Tensor] = [parameters[name] for name in roles["betas"]]
         self.config = config
         self.previous: list[Tensor] | None = None
         self._shares: Tensor | None = None
