@@ -41,7 +41,8 @@ bench: $(STAMP)
 	$(BIN)/quatsphere bench --json bench.json
 
 soak: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[soak]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[soak]'
+	-$(MAKE) --no-print-directory browser
 	$(BIN)/python -m tests.soak --page docs/reliability.md
 
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
