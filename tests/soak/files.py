@@ -83,12 +83,14 @@ def damaged_data(trials: Trials) -> None:
     trials.tests("tests/data/test_cifar.py", "-k", "no_flipped_bit_is_accepted", each=51)
 
 
-@promise("A decoder that is killed, hangs or exits is an error that names the file, in time; no process is left", 90)
+@promise(
+    "A decoder that is killed, hangs or exits is an error that names the file, in time; no process is left", 90, 80
+)
 def failing_decoders(trials: Trials) -> None:
     trials.tests("tests/data/test_decode_files.py", "-k", "thirty_times", each=30)
 
 
-@promise("Random settings train or are refused in one line; no traceback", 2000)
+@promise("Random settings train or are refused in one line; no traceback", 2000, 500)
 def random_settings(trials: Trials) -> None:
     from cli.conftest import call
     from cli.test_cli_random_configs import Words, commands, train_one
@@ -109,7 +111,7 @@ def random_settings(trials: Trials) -> None:
     assert codes.count(0) > trials.count / 4, f"only {codes.count(0)} of {trials.count} settings trained"
 
 
-@promise("Checkpoints and runs of every released format load, resume and evaluate", 4)
+@promise("Checkpoints and runs of every released format load, resume and evaluate", 4, 100)
 def released_formats(trials: Trials) -> None:
     trials.tests("tests/storage/test_existing_runs.py")
 

@@ -54,7 +54,7 @@ def seconds_of(config: RunConfig, folder: Path) -> float:
     return time.monotonic() - start
 
 
-@promise("A run killed with SIGKILL at a random time resumes and ends bit for bit as the uninterrupted run", 200)
+@promise("A run killed with SIGKILL at a random time resumes and ends bit for bit as the uninterrupted run", 200, 200)
 def random_kills(trials: Trials) -> None:
     config = short(epochs=MODERATE)
     whole, seconds = uninterrupted(config, trials.folder), seconds_of(config, trials.folder)
@@ -71,7 +71,7 @@ def random_kills(trials: Trials) -> None:
         shutil.rmtree(run, ignore_errors=True)
 
 
-@promise("A process that dies at a named point of a save (7 points, 40 times each) loses only that save", 280)
+@promise("A process that dies at a named point of a save (7 points, 40 times each) loses only that save", 280, 200)
 def kills_inside_a_save(trials: Trials) -> None:
     whole = uninterrupted(short(), trials.folder)
     for number in range(trials.count):
@@ -189,7 +189,7 @@ MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@promise("SIGTERM before the first step, in a save, in validation or in the test evaluation loses nothing", 40)
+@promise("SIGTERM before the first step, in a save, in validation or in the test evaluation loses nothing", 40, 120)
 def signals_at_chosen_moments(trials: Trials) -> None:
     whole = uninterrupted(short(), trials.folder)
     for number, (moment, patch) in zip(range(trials.count), itertools.cycle(MOMENTS.items()), strict=False):
@@ -287,7 +287,7 @@ class JumpingClock(Reporter):
         self.clock(ctypes.c_longlong(-(10**9)))
 
 
-@promise("A wall clock that jumps back and forth by seconds to decades during a run changes nothing", 20)
+@promise("A wall clock that jumps back and forth by seconds to decades during a run changes nothing", 20, 80)
 def clock_jumps(trials: Trials) -> None:
     """The clock is replaced inside the process by a preloaded library; the machine's own clock is not touched."""
     library = trials.folder / "clock.so"
@@ -321,7 +321,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@promise("One of two processes under torchrun is killed: both restart within 15 s, and the result is exact", 20)
+@promise("One of two processes under torchrun is killed: both restart within 15 s, and the result is exact", 20, 250)
 def rank_kills(trials: Trials) -> None:
     config = tiny_config(epochs=trials.count // 2 + 2, checkpoint_steps=1)
     uninterrupted(short(), trials.folder)
@@ -352,7 +352,7 @@ def rank_kills(trials: Trials) -> None:
             assert seconds < 15 * patience(), f"{seconds:.1f} s"
 
 
-@promise("Two processes compute the gradients and steps of one (float32 to 1e-6, 20 steps in float64 to 1e-9)", 2)
+@promise("Two processes compute the gradients and steps of one (float32 to 1e-6, 20 steps in float64 to 1e-9)", 2, 120)
 def two_processes_compute_the_same(trials: Trials) -> None:
     trials.tests("tests/train/test_two_processes.py", "-k", "compute_the_same_as_one")
 

@@ -82,7 +82,9 @@ OPERATIONS: dict[str, Point] = {
 }
 
 
-@promise("Derivatives of 12 operations agree with differences in float64 at 200 points each, singular ones too", 2400)
+@promise(
+    "Derivatives of 12 operations agree with differences in float64 at 200 points each, singular ones too", 2400, 120
+)
 def derivatives(trials: Trials) -> None:
     for number in range(trials.count):
         name, point = list(OPERATIONS.items())[number % len(OPERATIONS)]
@@ -183,7 +185,7 @@ def losses_of(name: str, folder: Path) -> list[float]:
     return reporter.found
 
 
-@promise("Losses of 52 steps of every variant equal the stored ones (bit for bit on the same kind of machine)", 54)
+@promise("Losses of 52 steps of every variant equal the stored ones (bit for bit on the same kind of machine)", 54, 180)
 def golden_losses(trials: Trials) -> None:
     """Written again with SOAK_WRITE_GOLDEN=1, after an intended change of the computation."""
     torch.set_num_threads(1)
@@ -203,12 +205,12 @@ def golden_losses(trials: Trials) -> None:
             assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(found, expected, strict=True))
 
 
-@promise("Every variant's parameters get gradients, except exactly those it declares unreachable", 54)
+@promise("Every variant's parameters get gradients, except exactly those it declares unreachable", 54, 150)
 def gradients_reach_parameters(trials: Trials) -> None:
     trials.tests("tests/models/test_variants.py")
 
 
-@promise("torch.compile equals eager in every variant: values to 1e-5, gradients to 1e-4", 54)
+@promise("torch.compile equals eager in every variant: values to 1e-5, gradients to 1e-4", 54, 600)
 def compiled_models(trials: Trials) -> None:
     """Forks of a process that has imported the compiler; they share a cache, so equal kernels are built once."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -227,6 +229,6 @@ def compiled_models(trials: Trials) -> None:
             assert process.wait() == 0, process.text[-1000:]
 
 
-@promise("Neighbour kernels are bit-equal for any number of threads", 1)
+@promise("Neighbour kernels are bit-equal for any number of threads", 1, 150)
 def kernels_on_any_threads(trials: Trials) -> None:
     trials.tests("tests/kernels", "-k", "threads and not gpu")
