@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -260,7 +261,18 @@ def in_a_long_call() -> None:
     hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
 
 
-@pytest.mark.parametrize("compile_kernels", [in_a_finaliser, in_a_long_call])
+def in_a_long_sleep() -> None:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    time.sleep(60)
+
+
+def in_a_callback() -> None:
+    """Stand in for the compiler, which fails because its callback did not return what it should."""
+    ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGTERM))()
+    raise RuntimeError("no compiled object")
+
+
+@pytest.mark.parametrize("compile_kernels", [in_a_finaliser, in_a_long_call, in_a_callback])
 def test_compiler_cannot_keep_a_command_alive(compile_kernels: Callable[[], None], tmp_path: Path) -> None:
     """Compilations before the first step have nothing to save; the command ends without the main thread."""
 
@@ -276,30 +288,28 @@ def test_compiler_cannot_keep_a_command_alive(compile_kernels: Callable[[], None
     assert process.wait() == 143, process.text
     assert time.monotonic() - start < 30
     assert "nothing is lost" in process.text
+    assert "Traceback" not in process.text
     assert command(config(), tmp_path / "run", "--resume").wait() == 0
 
 
-def test_compiler_in_validation_cannot_delay_a_stop(trace: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("compile_kernels", [in_a_long_sleep, in_a_callback])
+def test_compiler_in_validation_cannot_delay_a_stop(
+    compile_kernels: Callable[[], None], trace: dict[str, Any], tmp_path: Path
+) -> None:
     """The first trace of a model compiles kernels; the steps of the epoch are saved first."""
     run = tmp_path / "run"
 
     def work() -> int:
-        def compile_kernels(*_: object) -> dict[str, Any]:
-            (tmp_path / "sign").touch()
-            time.sleep(60)
-            return {}
-
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainer, "measure_routing", compile_kernels)
+            patch.setattr(trainer, "measure_routing", lambda *_: compile_kernels())
             return main(as_words(config(), run))
 
-    process = Process(work, tmp_path / "log")
-    process.wait_until((tmp_path / "sign").exists)
     start = time.monotonic()
-    process.send(signal.SIGTERM)
+    process = Process(work, tmp_path / "log")
     assert process.wait() == 143, process.text
     assert time.monotonic() - start < 30
-    assert "saved; continue with" in process.text
+    assert "stopped at step 4, saved; continue with" in process.text
+    assert "Traceback" not in process.text
     assert main(["train", f"--run-dir={run}", "--resume"]) == 0
     assert trace_of(run) == trace
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -201,14 +202,23 @@ def stop_switch() -> Iterator[StopSwitch]:
     handlers = {number: signal.signal(number, switch) for number in STOP_SIGNALS}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    report_dropped, sys.unraisablehook = sys.unraisablehook, _omit_stops(sys.unraisablehook)
     try:
         with _enforced(switch):
             yield switch
-    except StopNow as stop:
-        raise _nothing_lost(stop.number) from None
+    except (StopNow, Exception) as error:  # a callback of the compiler drops a StopNow, and the compiler then fails
+        if isinstance(error, Interrupted) or switch.has_work or not switch.signal_number:
+            raise
+        raise _nothing_lost(switch.signal_number) from None
     finally:
+        sys.unraisablehook = report_dropped
         for number, old in handlers.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def _omit_stops(report: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Report of exceptions that a finaliser or callback drops, without those that stop a run: the signal is stored."""
+    return lambda dropped: None if issubclass(dropped.exc_type, StopNow) else report(dropped)
 
 
 def _nothing_lost(number: int) -> Interrupted:

@@ -122,8 +122,8 @@ class Trainer:
         try:
             with stop.interruptible() if self.context.team.world == 1 else nullcontext():
                 return self.validate(), measure_routing(self.model, self.monitored_images())
-        except StopNow:
-            if stop.has_work:
+        except (StopNow, Exception) as error:  # a compiler that was interrupted may fail in any way
+            if stop.has_work and stop.signal_number and not isinstance(error, Interrupted):
                 self.stop_if_requested()
             raise
 
