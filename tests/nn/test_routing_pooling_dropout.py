@@ -134,3 +134,11 @@ def test_dropout_is_a_function_of_the_key() -> None:
     assert not torch.equal(whole, other(x, keys))
     assert torch.equal(dropout.eval()(x, keys), x)
     assert KeyedDropout(0.0, "c").mask(keys, (3,)) is None
+
+
+def test_the_pooling_direction_is_a_quadratic_form_of_the_mean() -> None:
+    """The form for accelerators equals ẑ rotated by the quaternion, also for one that is not of unit length."""
+    for mean in torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
+        pool = QuaternionPooling().double()
+        products = (mean[:, None] * mean).flatten()
+        torch.testing.assert_close((pool.axis_form * products).sum(-1), pool.direction(mean), rtol=0, atol=1e-12)
