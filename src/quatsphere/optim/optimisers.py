@@ -14,7 +14,7 @@ from quatsphere.config import OptimConfig
 from quatsphere.errors import CheckpointError
 from quatsphere.geometry.neighbours import nearest_neighbours
 from quatsphere.geometry.sphere import angular_separation, directions, mean_spacing
-from quatsphere.optim.riemannian_adam import RenormalisedAdamW, RiemannianAdam
+from quatsphere.optim.riemannian_adam import EagerAdamW, RenormalisedAdamW, RiemannianAdam
 
 
 def one_cycle(step: int, total: int, warmup: float, div: float, final_div: float) -> float:
@@ -98,7 +98,9 @@ class Optimisers:
     def zero_grad(self) -> None:
         """Clear all gradients."""
         for optimiser in self.optimisers:
-            optimiser.zero_grad(set_to_none=True)
+            for group in optimiser.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def step(self) -> None:
         """Step both optimisers."""
@@ -162,13 +164,13 @@ def _moments(optimiser: torch.optim.Optimizer, parameter: Tensor) -> dict[str, t
     return {"step": ((), torch.float32), **dict.fromkeys(names, (shape, parameter.dtype))}
 
 
-def _adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.AdamW:
+def _adamw(groups: list[dict[str, Any]], lr: float) -> EagerAdamW:
     """torch's fused AdamW, which passes over each tensor once and steps a group in one launch.
 
     A fused step changes tensors without incrementing their version, from which graphs detect moved positions: the hook
     increments it.
     """
-    optimiser = torch.optim.AdamW(groups, lr=lr, fused=True)
+    optimiser = EagerAdamW(groups, lr=lr, fused=True)
     optimiser.register_step_post_hook(_increment_versions)
     return optimiser
 

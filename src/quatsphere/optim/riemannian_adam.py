@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,7 +59,19 @@ def _product_table(device: torch.device, dtype: torch.dtype, conjugate: bool = F
     return order.flatten().to(device), table.gather(1, order).flatten().to(device, dtype)
 
 
-class RiemannianAdam(torch.optim.Optimizer):
+class EagerOptimizer(torch.optim.Optimizer):
+    """torch's optimiser without the wrappers that import torch's compiler, which takes longer than importing torch."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class EagerAdamW(EagerOptimizer, torch.optim.AdamW):
+    """AdamW, likewise."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class RiemannianAdam(EagerOptimizer):
     """Adam for unit quaternions `(..., 4)`, real part first.
 
     Both moments are in su(2) at the identity, to which left multiplication maps every tangent space: they need no
@@ -130,7 +143,7 @@ class RiemannianAdam(torch.optim.Optimizer):
         return whole
 
 
-class RenormalisedAdamW(torch.optim.AdamW):
+class RenormalisedAdamW(EagerAdamW):
     """AdamW in R⁴ followed by hard renormalisation: the comparison of the paper's optimisation section."""
 
     @torch.no_grad()

@@ -75,9 +75,10 @@ class OptimisationStep:
         self.model, self.config, self.total_steps = model, optim, total_steps
         self.device, self.team = device or torch.device("cpu"), team or Team()
         self.precision = train.precision
-        self.optimisers = Optimisers(dict(model.named_parameters()), roles, optim)
+        self.parameters = dict(model.named_parameters())
+        self.optimisers = Optimisers(self.parameters, roles, optim)
         self.auxiliary = AuxiliaryLosses(model, roles, train)
-        self.positions = {name: p for name, p in model.named_parameters() if name in roles["positions"]}
+        self.positions = {name: p for name, p in self.parameters.items() if name in roles["positions"]}
         self.forward: Callable[..., Any] = torch.compile(model) if train.compile else model
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.rates: dict[str, float] = {}
@@ -100,7 +101,7 @@ class OptimisationStep:
             loss = entropy + sum(auxiliary) / self.team.world
         with record_function("quatsphere::backward"):
             self.scaler.scale(loss).backward()
-            self.team.sum_gradients(self.model.parameters())
+            self.team.sum_gradients(self.parameters.values())
         with record_function("quatsphere::finite_check"):
             output = self._checked_sums(losses, logits, batch.labels, batch_size)
         with record_function("quatsphere::optimisers"):
@@ -136,7 +137,7 @@ class OptimisationStep:
             return broken
         named = list(losses.items())
         if not self.scaler.is_enabled():
-            named += [(f"gradient of {n}", p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+            named += [(f"gradient of {n}", p.grad) for n, p in self.parameters.items() if p.grad is not None]
         bad = first_not_finite(named)
         return None if bad is None else BrokenNumber(bad)
 
