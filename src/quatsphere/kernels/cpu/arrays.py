@@ -1,5 +1,6 @@
 """Tensors as arguments of compiled loops: flat arrays, checks, ordered sums, and the cache of derived arguments."""
 
+from functools import cache
 from typing import Any
 
 import numpy
@@ -13,13 +14,13 @@ from quatsphere.kernels.parameter_cache import ParameterCache
 
 def flat(tensor: Tensor) -> Any:
     """The tensor as a flat numpy array, without a copy if it is contiguous."""
-    return tensor.detach().contiguous().numpy().reshape(-1)
+    return tensor.detach().contiguous().view(-1).numpy()
 
 
 def flat_mask(keep: Tensor | None, count: int) -> Any:
     """A dropout mask of `count` elements as a flat array of bytes, empty for None."""
     if keep is None:
-        return flat(torch.empty(0, dtype=torch.uint8))
+        return NO_BYTES
     if keep.dtype != torch.bool or keep.numel() != count:
         raise ConfigError(f"keep must be bool with {count:,} entries: got {keep.dtype} with {keep.numel():,}")
     return flat(keep.contiguous().view(torch.uint8))
@@ -34,16 +35,20 @@ def check_neighbours(neighbours: Tensor, sources: int) -> None:
         raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {int(low)}..{int(high)}")
 
 
+@cache
 def lane_heads(heads: int, packed: int) -> Tensor:
     """Head of every lane if `packed` copies of all heads fill the lanes of whole vectors; the last one is repeated."""
     lanes = heads * packed
     return torch.arange(lanes + -lanes % LANES).clamp(max=lanes - 1) % heads
 
 
-def sum_in_order(parts: Tensor, axes: int | tuple[int, ...]) -> Tensor:
-    """Sum in float64 in a fixed order: numpy uses one thread, torch's order depends on the number of threads."""
-    return torch.from_numpy(numpy.asarray(parts.numpy().sum(axis=axes, dtype="float64"))).to(parts.dtype)
+def sum_in_order(parts: Any, axes: int | tuple[int, ...]) -> Tensor:
+    """Sum of a tensor or array in float64 in a fixed order: numpy uses one thread, torch's order depends on the number
+    of threads."""
+    array = parts.numpy() if isinstance(parts, Tensor) else parts
+    return torch.from_numpy(numpy.asarray(array.sum(axis=axes, dtype="float64"), array.dtype))
 
 
+NO_BYTES, NO_INDICES = numpy.empty(0, numpy.uint8), numpy.empty(0, numpy.int64)
 argument_cache: ParameterCache[Any] = ParameterCache(size=96)
 """Arguments of compiled loops that are derived from parameters."""

@@ -71,7 +71,7 @@ def attention_gradients(
     from quatsphere.kernels.cpu.loops.attention_backward import AttentionGrads, run_attention_backward
 
     target_field, source_field, features, *_ = tensors
-    inputs, sizes = attention_arguments(tensors, *modes)
+    inputs, sizes = attention_arguments(tensors, *modes, checked=True)
     direction_items = sizes.items if ROUTINGS[modes[0]] == "geometric" else 0
     into = (
         torch.empty_like(target_field, memory_format=torch.contiguous_format),
@@ -89,7 +89,7 @@ def attention_gradients(
         residual = residual_grad(nothing, nothing, None, None, 1.0)
     run_attention_backward(inputs, sizes, (flat(out), flat(gradient)), residual, AttentionGrads(*map(flat, into)))
     beta_gradient = sum_in_order(_by_head(into[3], sizes), (0, 1))
-    directions = sum_in_order(into[4], 0), sum_in_order(into[5], 0)
+    directions = [sum_in_order(part, 0) if direction_items else part.new_zeros(part.shape[1:]) for part in into[4:6]]
     return [*into[:3], beta_gradient, *directions, sum_in_order(into[6], (0, 1, 2))]
 
 
@@ -108,16 +108,19 @@ def _(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
 register_backward(attend, attend_backward, torch_backend.attend, 8, (0, 1, 2, 4, 6, 7), save_output=True)
 
 
-def attention_arguments(tensors: tuple[Any, ...], routing: int, transport: int, keep_scale: float) -> tuple[Any, Any]:
-    """(AttentionArrays, AttentionSizes) of the loops."""
+def attention_arguments(
+    tensors: tuple[Any, ...], routing: int, transport: int, keep_scale: float, checked: bool = False
+) -> tuple[Any, Any]:
+    """(AttentionArrays, AttentionSizes) of the loops; `checked` if the neighbours are known to be in range."""
     from quatsphere.kernels.cpu.loops.attention import AttentionArrays, AttentionSizes
 
     _, _, features, neighbours, beta, keep, *_ = tensors
     B, S, H, Q, _ = features.shape
     T, k = neighbours.shape
-    check_neighbours(neighbours, S)
-    empty = features.new_empty(0)
-    arrays = [flat(empty if tensor is None else tensor) for tensor in tensors]
+    if not checked:
+        check_neighbours(neighbours, S)
+    empty = flat(features.new_empty(0))
+    arrays = [empty if tensor is None else flat(tensor) for tensor in tensors]
     packed = _packed_images(B, H)
     arrays[4], arrays[5] = flat(beta[lane_heads(H, packed)]), flat_mask(keep, B * T * k * H)
     sizes = AttentionSizes(B, T, S, k, H, Q, routing, transport, keep is not None, keep_scale, packed)

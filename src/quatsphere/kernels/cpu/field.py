@@ -4,17 +4,26 @@ One operator perturbs a source shell and, from interpolated rows of the same hid
 pass computes the gradients of both. A step within a shell has no target: its field is then an empty tensor.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import check_neighbours, flat, lane_heads, sum_in_order
+from quatsphere.kernels.cpu.arrays import NO_INDICES, check_neighbours, flat, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.operators import backward_operator, register_backward
 from quatsphere.torch_operators import operator
+
+
+class LaneNetwork(NamedTuple):
+    """The network as flat arrays (hidden, inner, weight, bias) in the order of the lanes, and `FieldSizes` without
+    vertices."""
+
+    sizes: Any
+    arrays: tuple[Any, ...]
 
 
 @operator("perturb", "cpu")
@@ -54,12 +63,13 @@ def shell_arguments(
     network: tuple[Tensor, ...], bounds: Tensor, bases: tuple[Tensor, Tensor | None], fields: Any, mixing: Any
 ) -> tuple[Any, Any]:
     """(FieldSizes, bound, FieldArrays) of the source and the target shell; a missing target has no vertices."""
-    limits = _checked(bounds, bases[1])
-    network = _to_lanes(network, _packed_rows(*bases))
-    source = _arguments(network, bases[0], fields[0], (None, None), limits[0])
+    limits, network = _checked(bounds, bases[1]), _lane_network(network, _packed_rows(*bases))
+    source = _arguments(network, bases[0], fields[0], None, limits[0])
     if bases[1] is None:
         return source, (source[0]._replace(vertices=0), *source[1:])
-    return source, _arguments(network, bases[1], fields[1], mixing, limits[1])
+    if mixing[0] is not None:
+        check_neighbours(mixing[0], network.sizes.rows)
+    return source, _arguments(network, bases[1], fields[1], _flat_mixing(mixing, network), limits[1])
 
 
 @backward_operator(perturb, ("source_gradient", "target_gradient"))
@@ -76,65 +86,86 @@ def perturb_backward(
     *mixing: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of (hidden, inner, weight, bias, bounds, source, target), the last one empty without a target."""
-    network, limits = _to_lanes((hidden, inner, weight, bias), _packed_rows(source, target)), _checked(bounds, target)
-    if target is None:
-        *found, bound, base = _shell_gradients(network, source, source_gradient, (None, None), limits[0], None)
-        return [*found, bound.reshape(1), base, hidden.new_empty(0)]
-    outer = _shell_gradients(network, target, target_gradient, mixing, limits[1], None)
-    own = _shell_gradients(network, source, source_gradient, (None, None), limits[0], (outer[0], *mixing))
-    shared = (a + b for a, b in zip(own[1:4], outer[1:4], strict=True))
-    return [own[0], *shared, torch.stack((own[4], outer[4])), own[5], outer[5]]
+    from quatsphere.kernels.cpu.loops.field_backward import MixingGrad
+    from quatsphere.kernels.cpu.loops.neighbour_sums import reverse_graph
+
+    packed = _packed_rows(source, target)
+    limits, network = _checked(bounds, target), _lane_network((hidden, inner, weight, bias), packed)
+    bases = [source] if target is None else [source, target]
+    mixed, nothing = _flat_mixing(mixing, network), network.arrays[0][:0]
+    rows = [hidden.new_empty(len(hidden), len(base), hidden.shape[2]) for base in bases]
+    shells = [_arguments(network, source, source_gradient, None, limits[0])]
+    mixing_grads = [MixingGrad(nothing, 0, reverse_graph(NO_INDICES, 1, len(base)), nothing) for base in bases]
+    if target is not None:
+        shells.append(_arguments(network, target, target_gradient, mixed, limits[1]))
+    if target is not None and mixed is not None:
+        graph = reverse_graph(mixed[0], mixed[2], len(source))
+        mixing_grads[0] = MixingGrad(flat(rows[1]), len(target), graph, mixed[1])
+    base_grads = [base.new_empty(base.shape) for base in bases]
+    sums, bound_grads = _network_gradients(shells, mixing_grads, rows, base_grads, network)
+    return [rows[0], *sums, bound_grads, base_grads[0], hidden.new_empty(0) if target is None else base_grads[1]]
 
 
-def _shell_gradients(
-    network: tuple[Tensor, ...], base: Tensor, gradient: Tensor, mixing: Any, bound: float, targets: Any
-) -> tuple[Tensor, ...]:
-    """Gradients of (rows, inner, weight, bias, bound, base) of one shell; `targets` = (gradient, indices, mix_weights)
-    of the target vertices that interpolate its rows, or None."""
+def _network_gradients(
+    shells: list[Any], mixing_grads: list[Any], rows: list[Tensor], bases: list[Tensor], network: LaneNetwork
+) -> tuple[list[Tensor], Tensor]:
+    """Fill the gradients of rows and bases; return those of (inner, weight, bias), summed over the shells, and of the
+    bounds. The targets come first: the sources add the gradients of the rows that targets interpolate."""
     from quatsphere.kernels.cpu.loops.field import tile_count
     from quatsphere.kernels.cpu.loops.field_backward import FieldGrads, run_perturb_backward
 
-    hidden, (vertices, heads, _) = network[0], base.shape
-    sizes, limit, arrays = _arguments(network, base, gradient, mixing, bound)
-    tiles, blocks = tile_count(sizes), sizes.blocks
-    inners = hidden.new_zeros(tiles, blocks, sizes.width, LANES)
-    weights = hidden.new_zeros(tiles, blocks, sizes.width, 3, LANES)
-    biases, bounds = hidden.new_zeros(tiles, blocks, 3, LANES), hidden.new_empty(tiles, LANES)
-    rows = hidden.new_empty(hidden.shape[0], vertices, hidden.shape[2])
-    into = (rows, base.new_empty(base.shape), inners, weights, biases, bounds)
-    mixing_grad = _mixing_grad(hidden, vertices, targets)
-    run_perturb_backward(sizes, limit, arrays, mixing_grad, FieldGrads(*map(flat, into)))
-    return (
-        rows,
-        _from_lanes(sum_in_order(inners, 0), heads, sizes.packed).reshape(-1),
-        _from_lanes(sum_in_order(weights, 0), heads, sizes.packed),
-        _from_lanes(sum_in_order(biases, 0), heads, sizes.packed),
-        sum_in_order(bounds, (0, 1)),
-        into[1],
-    )
+    width, blocks, packed = network.sizes.width, network.sizes.blocks, network.sizes.packed
+    tiles = [tile_count(shell[0]) for shell in shells]
+    shapes = ((blocks, width, LANES), (blocks, width, 3, LANES), (blocks, 3, LANES), (LANES,))
+    parts = [rows[0].new_zeros(sum(tiles), *shape).numpy() for shape in shapes]
+    for number, shell in reversed(list(enumerate(shells))):
+        own = slice(sum(tiles[:number]), sum(tiles[: number + 1]))
+        into = FieldGrads(flat(rows[number]), flat(bases[number]), *(part[own].reshape(-1) for part in parts))
+        run_perturb_backward(*shell, mixing_grads[number], into)
+    heads = network.sizes.heads // packed
+    sums = [_from_lanes(sum_in_order(part, 0), heads, packed) for part in parts[:3]]
+    bounds = [sum_in_order(part, (0, 1)) for part in np.split(parts[3], [tiles[0]])[: len(shells)]]
+    return [sums[0].reshape(-1), *sums[1:]], torch.stack(bounds)
 
 
-def _arguments(network: tuple[Tensor, ...], base: Tensor, out: Tensor, mixing: Any, bound: float) -> tuple[Any, ...]:
-    """(FieldSizes, bound, FieldArrays) of the loops."""
-    from quatsphere.kernels.cpu.loops.field import FieldArrays, FieldSizes
+def _lane_network(network: tuple[Tensor, ...], packed: int) -> LaneNetwork:
+    """The network with its last layer (H, ...) as (blocks, ..., 8), repeated for `packed` rows of hidden."""
+    from quatsphere.kernels.cpu.loops.field import FieldSizes
 
     hidden, inner, weight, bias = network
-    (vertices, heads, _), width, rows = base.shape, weight.shape[1], hidden.shape[1]
+    heads, width = weight.shape[:2]
     if width % 2:
         raise ConfigError(
             f"the fused perturbation takes pairs of hidden numbers: got {width} per head; use the plain one"
         )
-    indices, mix_weights = torch.empty(0, dtype=torch.int64), hidden.new_empty(0)
-    if mixing[0] is not None and mixing[1] is not None:
-        indices, mix_weights = mixing[0], mixing[1].to(hidden.dtype)
-        check_neighbours(indices, rows)
-    given = len(indices) if indices.numel() else rows
-    if given != vertices or mix_weights.shape != indices.shape:
+    lanes = lane_heads(heads, packed)
+
+    def blocks(tensor: Tensor) -> Any:
+        return flat(tensor[lanes].unflatten(0, (-1, LANES)).movedim(1, -1))
+
+    sizes = FieldSizes(len(hidden), 0, heads * packed, width, hidden.shape[1], 0, packed)
+    return LaneNetwork(sizes, (flat(hidden), flat(inner.repeat(packed)), blocks(weight), blocks(bias)))
+
+
+def _arguments(network: LaneNetwork, base: Tensor, out: Tensor, mixing: Any, bound: float) -> tuple[Any, ...]:
+    """(FieldSizes, bound, FieldArrays) of a shell; mixing = (indices, weights, terms), None without interpolation."""
+    from quatsphere.kernels.cpu.loops.field import FieldArrays
+
+    sizes, vertices = network.sizes, len(base)
+    indices, weights, terms = mixing or (NO_INDICES, network.arrays[0][:0], 0)
+    given = sizes.rows if mixing is None else len(indices) // terms
+    if given != vertices or len(weights) != len(indices):
         raise ConfigError(f"a shell of {vertices} vertices needs as many rows of hidden or of a mixture: got {given}")
-    terms = indices.shape[-1] if indices.numel() else 0
-    packed = inner.numel() // (heads * width)
-    sizes = FieldSizes(hidden.shape[0], vertices // packed, heads * packed, width, rows, terms, packed)
-    return sizes, bound, FieldArrays(*map(flat, (hidden, inner, weight, bias, base, out, indices, mix_weights)))
+    sizes = sizes._replace(vertices=vertices // sizes.packed, terms=terms)
+    return sizes, bound, FieldArrays(*network.arrays, flat(base), flat(out), indices, weights)
+
+
+def _flat_mixing(mixing: Any, network: LaneNetwork) -> tuple[Any, Any, int] | None:
+    """(indices, weights, terms) of an interpolation, None without one."""
+    indices, weights = mixing
+    if indices is None or weights is None or not indices.numel():
+        return None
+    return flat(indices), flat(weights).astype(network.arrays[0].dtype, copy=False), indices.shape[1]
 
 
 def _packed_rows(source: Tensor, target: Tensor | None) -> int:
@@ -143,31 +174,9 @@ def _packed_rows(source: Tensor, target: Tensor | None) -> int:
     return max(n for n in range(1, max(1, LANES // heads) + 1) if all(count % n == 0 for count in counts))
 
 
-def _to_lanes(network: tuple[Tensor, ...], packed: int) -> tuple[Tensor, ...]:
-    """The network with its last layer (H, ...) as (blocks, ..., 8), repeated for `packed` rows."""
-    hidden, inner, weight, bias = network
-    lanes = lane_heads(len(weight), packed)
-
-    def blocks(tensor: Tensor) -> Tensor:
-        return tensor[lanes].unflatten(0, (-1, LANES)).movedim(1, -1).contiguous()
-
-    return hidden, inner.repeat(packed), blocks(weight), blocks(bias)
-
-
 def _from_lanes(tensor: Tensor, heads: int, packed: int) -> Tensor:
     """(blocks, ..., 8) -> (H, ...), summed over the packed rows."""
     return tensor.movedim(-1, 1).flatten(0, 1)[: heads * packed].unflatten(0, (packed, heads)).sum(0)
-
-
-def _mixing_grad(hidden: Tensor, rows: int, targets: tuple[Tensor, Tensor, Tensor] | None) -> Any:
-    """`MixingGrad` of the loops."""
-    from quatsphere.kernels.cpu.loops.field_backward import MixingGrad
-    from quatsphere.kernels.cpu.loops.neighbour_sums import reverse_graph
-
-    empty = hidden.new_empty(0)
-    gradient, indices, mix_weights = targets or (empty, torch.empty(0, 1, dtype=torch.int64), empty)
-    graph = reverse_graph(flat(indices), indices.shape[1], rows)
-    return MixingGrad(flat(gradient), indices.shape[0], graph, flat(mix_weights.to(hidden.dtype)))
 
 
 def _checked(bounds: Tensor, target: Tensor | None) -> list[float]:

@@ -57,7 +57,8 @@ def reverse_graph(neighbours: Any, k: int, sources: int) -> ReversedGraph:
     """Reversed graph of flat neighbours (T k,)."""
     count = len(neighbours)
     graph = ReversedGraph(np.zeros(sources + 1, np.int64), np.empty(count, np.int64), np.empty(count, np.int64))
-    fill_reversed_graph(neighbours, k, np.zeros(sources, np.int64), graph)
+    if count:
+        fill_reversed_graph(neighbours, k, np.zeros(sources, np.int64), graph)
     return graph
 
 
