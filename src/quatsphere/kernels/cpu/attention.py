@@ -71,7 +71,7 @@ def attention_gradients(
     from quatsphere.kernels.cpu.loops.attention_backward import AttentionGrads, run_attention_backward
 
     target_field, source_field, features, *_ = tensors
-    inputs, sizes = attention_arguments(tensors, *modes, checked=True)
+    inputs, sizes = attention_arguments(tensors, modes[0], modes[1], modes[2], True)
     direction_items = sizes.items if ROUTINGS[modes[0]] == "geometric" else 0
     into = (
         torch.empty_like(target_field, memory_format=torch.contiguous_format),

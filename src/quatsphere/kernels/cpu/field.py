@@ -23,7 +23,7 @@ class LaneNetwork(NamedTuple):
     vertices."""
 
     sizes: Any
-    arrays: tuple[Any, ...]
+    arrays: tuple[Any, Any, Any, Any]
 
 
 @operator("perturb", "cpu")
@@ -63,13 +63,13 @@ def shell_arguments(
     network: tuple[Tensor, ...], bounds: Tensor, bases: tuple[Tensor, Tensor | None], fields: Any, mixing: Any
 ) -> tuple[Any, Any]:
     """(FieldSizes, bound, FieldArrays) of the source and the target shell; a missing target has no vertices."""
-    limits, network = _checked(bounds, bases[1]), _lane_network(network, _packed_rows(*bases))
-    source = _arguments(network, bases[0], fields[0], None, limits[0])
+    limits, lanes = _checked(bounds, bases[1]), _lane_network(network, _packed_rows(*bases))
+    source = _arguments(lanes, bases[0], fields[0], None, limits[0])
     if bases[1] is None:
         return source, (source[0]._replace(vertices=0), *source[1:])
     if mixing[0] is not None:
-        check_neighbours(mixing[0], network.sizes.rows)
-    return source, _arguments(network, bases[1], fields[1], _flat_mixing(mixing, network), limits[1])
+        check_neighbours(mixing[0], lanes.sizes.rows)
+    return source, _arguments(lanes, bases[1], fields[1], _flat_mixing(mixing, lanes), limits[1])
 
 
 @backward_operator(perturb, ("source_gradient", "target_gradient"))
@@ -121,7 +121,8 @@ def _network_gradients(
     for number, shell in reversed(list(enumerate(shells))):
         own = slice(sum(tiles[:number]), sum(tiles[: number + 1]))
         into = FieldGrads(flat(rows[number]), flat(bases[number]), *(part[own].reshape(-1) for part in parts))
-        run_perturb_backward(*shell, mixing_grads[number], into)
+        sizes, bound, arrays = shell
+        run_perturb_backward(sizes, bound, arrays, mixing_grads[number], into)
     heads = network.sizes.heads // packed
     sums = [_from_lanes(sum_in_order(part, 0), heads, packed) for part in parts[:3]]
     bounds = [sum_in_order(part, (0, 1)) for part in np.split(parts[3], [tiles[0]])[: len(shells)]]
@@ -147,7 +148,7 @@ def _lane_network(network: tuple[Tensor, ...], packed: int) -> LaneNetwork:
     return LaneNetwork(sizes, (flat(hidden), flat(inner.repeat(packed)), blocks(weight), blocks(bias)))
 
 
-def _arguments(network: LaneNetwork, base: Tensor, out: Tensor, mixing: Any, bound: float) -> tuple[Any, ...]:
+def _arguments(network: LaneNetwork, base: Tensor, out: Tensor, mixing: Any, bound: float) -> tuple[Any, float, Any]:
     """(FieldSizes, bound, FieldArrays) of a shell; mixing = (indices, weights, terms), None without interpolation."""
     from quatsphere.kernels.cpu.loops.field import FieldArrays
 
