@@ -11,7 +11,7 @@ from quatsphere.report.figure_data import Drawing, beta_label, qsv_size
 from quatsphere.study.claims.evidence import CELL_METRICS, collect
 from quatsphere.study.claims.rules import difference
 from quatsphere.study.curve import curves
-from quatsphere.study.paper_tables import paper_changes, paper_values
+from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.results import CellRecord, at_one_length, read_records
 from quatsphere.study.statistics import estimate_contrast, mean
 from quatsphere.study.variants import VARIANTS, dataset_title
@@ -56,7 +56,7 @@ def result_figures(records: Sequence[CellRecord]) -> Iterator[Drawing]:
 
 def ablation_rows(records: Sequence[CellRecord], dataset: str) -> list[draw.AblationRow]:
     """Every variant with cells on a data set, with its change from its reference, paired by seed."""
-    found, quoted, changes = collect(records, CELL_METRICS["test"]), paper_values(), paper_changes()
+    found, (quoted, changes) = collect(records, CELL_METRICS["test"]), paper_numbers()
     rows = []
     for name, variant in VARIANTS.items():
         seeds = found.get(name, {})
@@ -86,7 +86,7 @@ def costs_of(records: Sequence[CellRecord]) -> tuple[dict[str, float], str]:
         seeds = ", ".join(f"{change.n} ({COST_TITLES[name]})" for name, change in known.items())
         own = f"{what}, means paired by seed, of our own runs with\n{size_of(cells)}; n = {seeds}."
         return {name: change.value for name, change in known.items()}, own
-    paper = paper_changes()
+    _, paper = paper_numbers()
     return {name: paper["cifar10", name] for name in draw.COSTS}, f"{what}; the paper's values, at this size."
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from quatsphere.study import curve
 from quatsphere.study.curve import CONTRASTS, PAPER_IMAGES
 from quatsphere.study.document import GENERATED, cells_link, describe_setting, reading
-from quatsphere.study.paper_tables import paper_values
+from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.plan import READING_ROWS
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.statistics import MIN_SEEDS
@@ -106,7 +106,7 @@ def headline(results: Results) -> str:
 
 
 def _paper_accuracy() -> float:
-    return paper_values()["cifar10", "full"]
+    return paper_numbers()[0]["cifar10", "full"]
 
 
 def statements_table(records: Sequence[CellRecord], count: int | None = None) -> str:

@@ -97,26 +97,24 @@ MAX_EPOCHS = 8
 """Maximum number of epochs shown, evenly spread from the first to the last that all cells have."""
 
 
-def paper_values() -> dict[tuple[str, str], float]:
-    """(data set, row) -> the paper's accuracy, from the ledger."""
-    found = {}
-    for claim in CLAIMS:
-        quantity = claim.rule.quantity if isinstance(claim.rule, LiesBetween) else None
-        if claim.id.startswith("accuracy.") and isinstance(quantity, RowMean) and isinstance(claim.paper, float):
-            found[quantity.dataset, quantity.row] = claim.paper
-    return found
+PaperNumbers = dict[tuple[str, str], float]
+"""(data set, row) -> a number that the paper prints."""
 
 
-def paper_changes() -> dict[tuple[str, str], float]:
-    """(data set, row) -> the change against its reference that the paper prints, from the ledger."""
-    found = {}
+def paper_numbers() -> tuple[PaperNumbers, PaperNumbers]:
+    """The paper's accuracies, and its changes against the reference of a row, from the ledger."""
+    values, changes = {}, {}
     for claim in CLAIMS:
         quantity = claim.rule.quantity if isinstance(claim.rule, LiesBetween) else None
-        if isinstance(quantity, Contrast) and quantity.metric == "test" and isinstance(claim.paper, float):
+        if not isinstance(claim.paper, float):
+            continue
+        if claim.id.startswith("accuracy.") and isinstance(quantity, RowMean):
+            values[quantity.dataset, quantity.row] = claim.paper
+        elif isinstance(quantity, Contrast) and quantity.metric == "test":
             row = next(iter(quantity.weights))
             if quantity.weights == difference(row, VARIANTS[row].reference):
-                found[quantity.dataset, row] = claim.paper
-    return found
+                changes[quantity.dataset, row] = claim.paper
+    return values, changes
 
 
 class PaperTables:
@@ -125,7 +123,7 @@ class PaperTables:
     def __init__(self, records: Sequence[CellRecord]) -> None:
         self.evidence = Evidence(records)
         self.claims = {claim["id"]: claim for claim in decide(CLAIMS, records)}
-        self.paper, self.paper_change = paper_values(), paper_changes()
+        self.paper, self.paper_change = paper_numbers()
         self.datasets = sorted({record["dataset"] for record in records}) or ["cifar10"]
         self.main = self.datasets[0]
         """Data set of all tables but the first: CIFAR-10 if it has cells."""
