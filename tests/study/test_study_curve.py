@@ -96,7 +96,6 @@ def points(*by_length: list[float], error: float = 0.1) -> tuple[CurvePoint, ...
             images,
             Estimate(sum(values) / len(values), error, 4.0, len(values)),
             dict(enumerate(values)),
-            0.0,
         )
         for images, values in zip(IMAGES, by_length, strict=False)
     )
