@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.failpoints import enable_failpoints
+from helpers.shape_checks import without_shape_checks
 from hypothesis import settings
 from PIL import Image
 from torch import Tensor
@@ -31,6 +32,13 @@ def _forget_added_choices() -> Iterator[None]:
     yield
     checks._ADDED.clear()
     checks._ADDED.update(before)
+
+
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[None]:
+    """Disable the check of shapes for the tests of a module."""
+    with without_shape_checks():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ def test_the_example_is_short() -> None:
     assert len([line for line in PYTHON[0].splitlines() if line.strip()]) <= 12
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

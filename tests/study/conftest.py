@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import jaxtyping
 import pytest
 
 from quatsphere.errors import QuatsphereError
@@ -33,11 +32,3 @@ class InProcessLauncher:
 @pytest.fixture
 def in_process() -> InProcessLauncher:
     return InProcessLauncher()
-
-
-@pytest.fixture(scope="module")
-def unchecked() -> Iterator[None]:
-    """Disable shape checks, which double the time of a run; other tests enable them."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

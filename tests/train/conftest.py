@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import jaxtyping
 import pytest
 
 
@@ -14,11 +11,3 @@ def _digits_in_memory() -> None:
     from quatsphere.data import load_dataset
 
     load_dataset("digits")
-
-
-@pytest.fixture(scope="module")
-def unchecked() -> Iterator[None]:
-    """Disable the check of shapes, which doubles the time of a run; other tests enable it."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
