@@ -24,7 +24,7 @@ LIMIT = 1 << 20
 
 
 def tar_with(path: Path, *members: tuple[tarfile.TarInfo, bytes], mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+    with tarfile.open(path, mode) as tar:
         for info, data in [(tarfile.TarInfo("set/a.bin"), b"A" * 1000), (tarfile.TarInfo("set/b.bin"), b"B"), *members]:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))

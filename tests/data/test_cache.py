@@ -37,7 +37,7 @@ def decodings(in_process: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(*arguments: object, **options: object) -> DecodedFiles:
         calls.append(1)
-        return decode_files(*arguments, **options)  # type: ignore[arg-type]
+        return decode_files(*arguments, **options)
 
     monkeypatch.setattr(image_folder, "decode_files", counting)
     return calls

@@ -119,7 +119,7 @@ def test_large_files_are_sent_in_several_portions(monkeypatch: pytest.MonkeyPatc
 
     def counting(blobs: list[bytes], *options: object) -> object:
         sizes.append(sum(map(len, blobs)))
-        return run_decoder(blobs, *options)  # type: ignore[arg-type]
+        return run_decoder(blobs, *options)
 
     monkeypatch.setattr(decode, "run_decoder", counting)
     monkeypatch.setattr(decode, "CHUNK_BYTES", 4000)
@@ -198,7 +198,7 @@ def test_workers_end_when_the_parent_is_killed(started: Path) -> None:
 
 def _wait_until(condition: object, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

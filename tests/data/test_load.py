@@ -120,7 +120,7 @@ def test_damaged_digits(content: bytes | None, tmp_path: Path, monkeypatch: pyte
 )
 def test_invalid_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_dataset(**{"name": "digits", **settings})  # type: ignore[arg-type]
+        load_dataset(**{"name": "digits", **settings})
 
 
 def test_constant_images_are_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_reads_what_python_2_wrote() -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_reads_what_python_3_writes(protocol: int, order: str) -> None:
-    pixels = np.asarray(PIXELS, order=order)  # type: ignore[call-overload]
+    pixels = np.asarray(PIXELS, order=order)
     source = {b"data": pixels, "fine_labels": [1, 2], "labels": np.array([4, 5])}
     batch = read_batch(pickle.dumps(source, protocol))
     assert np.array_equal(batch["data"], PIXELS)

@@ -114,4 +114,4 @@ def test_area_of_an_octant() -> None:
     assert torch.allclose(sphere.triangle_area(y, x, z), torch.tensor(-math.pi / 2, dtype=torch.float64))
     middle = sphere.directions(x + y + z)
     parts = [sphere.triangle_area(a, b, middle) for a, b in ((x, y), (y, z), (z, x))]
-    assert torch.allclose(sum(parts), sphere.triangle_area(x, y, z))  # type: ignore[arg-type]
+    assert torch.allclose(sum(parts), sphere.triangle_area(x, y, z))

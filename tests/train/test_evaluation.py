@@ -95,7 +95,7 @@ def test_logits_do_not_depend_on_the_batch_size_or_change_the_mode(digits: Datas
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_split_is_chosen_by_name(split: str, digits: Dataset) -> None:
     model = build_model(fit_to_data(tiny_config(), digits).model)
-    found = evaluate(model, digits, split)  # type: ignore[arg-type]
+    found = evaluate(model, digits, split)
     assert torch.equal(found.labels, getattr(digits, split).labels)
     assert len(found.logits) == len(found.labels)
 

@@ -26,7 +26,7 @@ QUICK = ("full", "attention", "resnet20")
 
 
 def qsv(**changes: Any) -> QSVConfig:
-    return dataclasses.replace(tiny_config().model, **changes)  # type: ignore[type-var, return-value]
+    return dataclasses.replace(tiny_config().model, **changes)
 
 
 ATTENTION = AttentionConfig(dim=16, heads=2, base_vertices=16, shells=2, neighbours=4, plane_rows=8)

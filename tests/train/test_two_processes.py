@@ -51,7 +51,7 @@ def make_trainer(settings: RunConfig, folder: Path, team: Team, *, double: bool)
             made = exact(*words)
             return replace(made, images=made.images.double(), targets=made.targets.double())
 
-        trainer.batches.batch = batch  # type: ignore[method-assign]
+        trainer.batches.batch = batch
     return trainer
 
 

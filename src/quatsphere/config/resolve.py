@@ -69,10 +69,10 @@ def field_docs(kind: Any) -> dict[str, str]:
     """Field -> the docstring below it, on one line, for a dataclass and its bases."""
     docs: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(owner)).body[0].body  # type: ignore[attr-defined]
-        for field, text in pairwise(body):
+        body: list[Any] = ast.parse(inspect.getsource(owner)).body[:1]
+        for field, text in pairwise(body[0].body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                docs[field.target.id] = " ".join(text.value.value.split())  # type: ignore[union-attr, attr-defined]
+                docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return docs
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,7 @@ class Team:
         """Run `action` in rank 0 and return its result in every process; its failure is raised in all of them."""
         if self.world == 1:
             return action()
-        box: list[T | str | None] = [None, None]
+        box: list[Any] = [None, None]
         failure: QuatsphereError | None = None
         if self.is_rank_zero:
             try:
@@ -132,7 +132,8 @@ class Team:
             dist.broadcast_object_list(box, 0)
         if box[1] is not None:
             raise failure or DistributedError(f"rank 0 stopped: {box[1]}")
-        return box[0]  # type: ignore[return-value]
+        result: T = box[0]
+        return result
 
     def close(self) -> None:
         """Stop the watchdog: no exchange follows."""
