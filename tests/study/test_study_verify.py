@@ -44,7 +44,7 @@ def test_a_cell_that_cannot_be_reproduced_is_an_error(results: Results, capsys: 
     file.write_bytes(seal({**record, "weights_sha256": record["weights_sha256"][::-1]}))
     assert main(["study", "verify", CELL, "--results", str(results.path)]) != 0
     said = capsys.readouterr()
-    assert "other weights, although processor, threads and torch are the same" in said.out
+    assert "other weights, although commit, processor, threads and torch are the same" in said.out
     assert f"cell {CELL} was not reproduced" in said.err
 
 

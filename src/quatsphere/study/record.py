@@ -170,8 +170,9 @@ def add_diagnostics(
 NOISE = 1.96 * math.sqrt(2) * 0.007
 """95 % limit of the difference in accuracy between two trainings that differ only in rounding; the standard deviation
 of a cell is 0.7 points (plan `lite`, differences between seeds)."""
-SAME_BITS = ("processor", "threads")
-"""Fields that, with the version of torch, must be equal for bit-identical weights to be expected."""
+SAME_BITS = ("processor", "threads", "commit")
+"""Fields that, with the version of torch, must be equal for bit-identical weights to be expected: kernels of another
+commit may round differently."""
 
 
 def retrain(
@@ -215,7 +216,9 @@ def describe_comparison(found: CellRecord) -> str:
     if found["same_weights"]:
         weights = "the same weights, bit for bit"
     else:
-        why = "although processor, threads and torch are the same" if found["bits_expected"] else "on another system"
+        why = "at another commit or on another system"
+        if found["bits_expected"]:
+            why = "although commit, processor, threads and torch are the same"
         weights = f"other weights, {why}"
     same = found["same_predictions"]
     lines = [
