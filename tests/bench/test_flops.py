@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from quatsphere.bench import step
 from quatsphere.bench.step import attention_flops, forward_flops, qsv_flops, steps_of, training_flops
 from quatsphere.config import AttentionConfig, QSVConfig, ResNet20Config
 from quatsphere.errors import ConfigError
@@ -51,3 +52,12 @@ def test_removed_value_projection_is_not_counted() -> None:
 def test_other_models_have_no_operation_count() -> None:
     with pytest.raises(ConfigError, match="no operation count for ResNet20Config"):
         forward_flops(ResNet20Config())
+
+
+def test_the_baseline_of_every_size_has_as_many_parameters() -> None:
+    """At most as many as its QSV, and within a fifth."""
+    for size in step.MODEL_SIZES:
+        ours, theirs = (
+            sum(p.numel() for p in step.build(name, size).parameters()) for name in ("qsv", "attention fused")
+        )
+        assert 0.8 * ours < theirs <= ours, size

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from quatsphere.bench.timing import Pass, best_and_median, interleave, peak_mb
 from quatsphere.config import AttentionConfig, OptimConfig, QSVConfig, TrainConfig
+from quatsphere.config.presets import LITE_BUDGET, LITE_QSV, LITE_SHELLS
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.models import create_model, model_config
@@ -31,6 +32,16 @@ TOTAL = 10_000
 """Steps of the run that the measured step belongs to."""
 EAGER = ["qsv", "attention fused", "attention dense"]
 """Variants in eager mode; `--compile` and bf16 add the same variants compiled and in bf16."""
+
+
+STUDY_QSV = {"dim": 64, "heads": 4}
+MODEL_SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "lite": {"qsv": LITE_QSV, "attention": LITE_SHELLS | {"budget": LITE_BUDGET}},
+    "study": {"qsv": LITE_QSV | STUDY_QSV, "attention": LITE_SHELLS | {"budget": 43_111}},
+}
+"""Size -> settings of each model: the paper's, of presets `lite` and `lite-attention`, and of the study's scale `lite`,
+where the baseline has as many parameters as its QSV."""
 
 
 class DenseAttention(nn.Module):
@@ -59,10 +70,10 @@ class DenseAttention(nn.Module):
         return out
 
 
-def build(variant: str, **overrides: Any) -> Any:
+def build(variant: str, size: str = "paper", **overrides: Any) -> Any:
     """Build the model of a variant: `qsv`, `attention fused` or `attention dense`; further words choose how it runs."""
     name, *how = variant.split()
-    model = create_model(name, **overrides)
+    model = create_model(**{"name": name, **MODEL_SIZES[size].get(name, {}), **overrides})
     if "dense" in how:
         for module in model.modules():
             if isinstance(module, AttentionStep):

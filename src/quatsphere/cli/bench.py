@@ -33,6 +33,7 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256; 128 on a GPU]"
     )
+    parser.add_argument("--size", choices=("paper", "lite", "study"), default="paper", help="of the models [paper]")
     parser.add_argument("--rounds", type=number, metavar="N", default=20, help="interleaved rounds that count [20]")
     parser.add_argument("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")
@@ -89,6 +90,7 @@ def _measure(args: Any) -> dict[str, Any]:
         dim=args.dim,
         nodes=args.nodes or (),
         degrees=args.degree or (),
+        overrides={} if args.size == "paper" else {"size": args.size},
         **({"vertices": args.vertices} if args.vertices else {}),
     )
     return bench([args.subject] if args.subject else SUBJECTS, settings, note)
