@@ -39,9 +39,7 @@ def interleave(
     for number in range(-WARM_UP, rounds):
         for name, run in passes.items():
             if number < 0 or number % SLOW_EVERY == 0 or name not in slow:
-                start = time.perf_counter()
-                run()
-                laps[name].append(1000 * (time.perf_counter() - start))
+                laps[name].append(lap(run))
     return {name: times[WARM_UP:] for name, times in laps.items()}
 
 
