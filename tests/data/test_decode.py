@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from helpers.data_files import png_header, save_image
 from PIL import Image
 
 from quatsphere.data.dataset import digest_images
-from quatsphere.data.decode import MAX_PIXELS, BadImage, decode
+from quatsphere.data.decode import MAX_PIXELS, BadImage, decode, fit_image
 
 GRADIENT = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3) * 5
 
@@ -92,6 +93,25 @@ def test_squash_keeps_both_edges() -> None:
     assert squashed.pixels[:, 8, -1].tolist() == [0, 0, 255]
     assert not squashed.square
     assert cropped.digest == squashed.digest
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "expected"),
+    [
+        ((23, 190), "crop", "ba830d555962"),
+        ((23, 190), "squash", "2140199db0f7"),
+        ((190, 23), "crop", "61b4b4720913"),
+        ((190, 23), "squash", "4d44819992c0"),
+        ((61, 47), "crop", "d37ac00c0223"),
+        ((61, 47), "squash", "13192c082b55"),
+    ],
+)
+def test_resizing_does_not_depend_on_the_version_of_pillow(size: tuple[int, int], fit: str, expected: str) -> None:
+    """Pillow 13 resizes tall images in another order than 12; seen equal with 10.4, 12.0 and 13.0."""
+    width, height = size
+    noise = (np.arange(3 * width * height, dtype=np.uint32) * np.uint32(2654435761) >> 24).astype(np.uint8)
+    fitted = fit_image(Image.fromarray(noise.reshape(height, width, 3)), 32, fit)
+    assert hashlib.sha256(np.asarray(fitted).tobytes()).hexdigest()[:12] == expected
 
 
 def test_digest_is_of_the_image_before_resizing() -> None:

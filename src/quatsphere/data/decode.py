@@ -6,8 +6,9 @@
 2. EXIF rotation is applied; colour profiles are ignored.
 3. Sixteen-bit greys keep their high byte; palette, grey and CMYK images become RGB as Pillow converts them.
 4. Transparent images are composited on white.
-5. `crop` resizes the shorter side to `size` and cuts out the centre square, `squash` resizes both sides (in one step,
-   antialiased bicubic); an image that already has the size is not touched.
+5. `crop` resizes the shorter side to `size` and cuts out the centre square, `squash` resizes both sides (antialiased
+   bicubic); an image that already has the size is not touched. Rows are resized first, then columns; columns first if
+   that removes more than twice as many rows as columns. Versions of Pillow differ in this order, hence two passes.
 
 `decode_files` applies it to many files. Each chunk of files is decoded by a short-lived subprocess that runs this file
 as a script, so a decoder that crashes or hangs is an error that names the image. Such a process imports neither torch
@@ -107,7 +108,19 @@ def fit_image(image: Image.Image, size: int, fit: str = "crop") -> Image.Image:
         return image
     width, height = (min(image.size),) * 2 if fit == "crop" else image.size
     left, top = (image.width - width) / 2, (image.height - height) / 2
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
+    if image.height - size > 2 * max(0, image.width - size):
+        return _fit_rows(_fit_columns(image, top, height, size), left, width, size)
+    return _fit_columns(_fit_rows(image, left, width, size), top, height, size)
+
+
+def _fit_rows(image: Image.Image, left: float, width: float, size: int) -> Image.Image:
+    """Resize every row of the part from `left` to `size` pixels."""
+    return image.resize((size, image.height), Image.Resampling.BICUBIC, box=(left, 0, left + width, image.height))
+
+
+def _fit_columns(image: Image.Image, top: float, height: float, size: int) -> Image.Image:
+    """Resize every column of the part from `top` to `size` pixels."""
+    return image.resize((image.width, size), Image.Resampling.BICUBIC, box=(0, top, image.width, top + height))
 
 
 def _finish(image: Image.Image, size: int, fit: str, kind: str) -> Decoded:

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of, sum_slots
+from quatsphere.export.blocks import NeighbourBlocks
+from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
 from quatsphere.geometry.quaternion import block_expand
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV
@@ -47,7 +48,7 @@ class FrozenQSV(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images -> logits."""
-        tokens = self.norm(self.projection(self.sampler(images)))
+        tokens = self.norm(self.projection(self.sampler(images))).transpose(1, 2)
         for step in self.steps:
             tokens = step(tokens)
         logits: Tensor = self.classifier(self.pool(tokens))
@@ -68,7 +69,7 @@ class PerturbationNetwork(nn.Module):
         super().__init__()
         base = shell.base.detach()
         heads = base.shape[1]
-        self.register_buffer("base", base.transpose(1, 2).contiguous())  # (V, 4, H)
+        self.register_buffer("base", base.permute(2, 1, 0).contiguous())  # (4, H, V)
         self.perturbed = not isinstance(network, NoPerturbation)
         self.bounded = self.perturbed and isinstance(shell.bound, LearnedBound)
         if not self.perturbed:
@@ -84,25 +85,37 @@ class PerturbationNetwork(nn.Module):
             self.register_buffer("bound", shell.bound.value.detach().reshape(1))
 
     def forward(self, hidden: Tensor) -> Quaternion:
-        """Field of each vertex from first-layer outputs (B, V, d), as four tensors (B, V, H)."""
-        base = components(self.base)
+        """Field of each vertex from first-layer outputs (B, d, V), as four tensors (B, H, V)."""
+        base = self.base.unbind(0)
         if not self.perturbed:
             batch = hidden.shape[0]
             return tuple(part.expand(batch, -1, -1) for part in base)
-        tangent = F.gelu(hidden + self.inner) @ self.outer + self.outer_bias
+        tangent = self.outer.T @ F.gelu(hidden + self.inner[:, None]) + self.outer_bias[:, None]
         if self.bounded:
             tangent = self.bound * torch.tanh(tangent)
-        x, y, z = tangent.unflatten(2, (3, -1)).unbind(2)
+        x, y, z = tangent.unflatten(1, (3, -1)).unbind(1)
         angle = torch.sqrt(x * x + y * y + z * z)
         safe = torch.clamp(angle, min=1e-20)
         sinc = torch.where(angle > 1e-20, torch.sin(safe) / safe, 1.0)
         return unit(hamilton(base, (torch.cos(angle), sinc * x, sinc * y, sinc * z)))
 
 
+class ColumnInterpolation(Interpolation):
+    """`interp` of columns, (B, d, S) -> (B, d, T)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Interpolate rows: they are contiguous."""
+        return x if self.identity else super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 class FrozenStep(nn.Module):
-    """One step of QSV: (B, S, d) -> (B, T, d)."""
+    """One step of QSV: (B, d, S) -> (B, d, T)."""
 
     neighbours: Tensor
+    mask: Tensor
+    equal: Tensor
+    up_matrix: Tensor
+    down_matrix: Tensor
     beta: Tensor
     gate: Tensor
     up: Tensor
@@ -124,7 +137,11 @@ class FrozenStep(nn.Module):
         self.shared_first = own[0] is own[1]
         self.register_buffer("neighbours", step.graph.neighbours.clone())
         self.register_buffer("beta", module.routing.beta.detach())
-        self.interpolation = Interpolation(step.graph)
+        self.interpolation = ColumnInterpolation(step.graph)
+        sources, positions = len(shells[0].base), model.layout.shells[step.target - 1].positions.detach()
+        self.blocks = NeighbourBlocks(step.graph.neighbours, sources, positions)
+        self.register_buffer("mask", self.blocks.mask, persistent=False)
+        self.register_buffer("equal", self.blocks.equal, persistent=False)
         gate = module.gate.value
         self.register_buffer("gate", None if gate is None else gate.detach().reshape(1))
         self.routing: Rule = module.routing.rule
@@ -156,86 +173,83 @@ class FrozenStep(nn.Module):
         self.register_buffer("down", down.transpose(1, 2)[:, :, inner].contiguous())
         skip = block_expand(module.post.weight.detach()).transpose(1, 2)[:, inner][:, :, inner]
         self.register_buffer("skip", skip.contiguous() if module.ffn.skip else None)
+        self.register_buffer("up_matrix", self.up.transpose(1, 2).contiguous(), persistent=False)
+        self.register_buffer("down_matrix", self.down.transpose(1, 2).contiguous(), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Field, routing, transport, Hamilton block and residual."""
         source, target = self.fields(tokens)
-        values = tokens if self.value_map is None else tokens @ self.value_map
-        sent = components(values.unflatten(2, (4, self.channels, self.heads)))
+        values = tokens if self.value_map is None else self.value_map.T @ tokens
+        sent = components(values.unflatten(1, (4, self.channels, self.heads)))
         received = self.aggregate(self.weights(source, target), source, target, sent)
-        mixed = torch.stack(received, 2).flatten(2, 3).permute(0, 3, 1, 2)  # (B, H, T, 4Q)
-        update = F.gelu(mixed @ self.up) @ self.down
+        mixed = torch.stack(received, 1).flatten(1, 2).transpose(1, 2)  # (B, H, 4Q, T)
+        update = self.down_matrix @ F.gelu(self.up_matrix @ mixed)
         if self.skip is not None:
-            update = update + mixed @ self.skip
+            update = update + self.skip.transpose(1, 2) @ mixed
         residual = self.interpolation(tokens)
-        return update.permute(0, 2, 3, 1).flatten(2) + (residual if self.gate is None else self.gate * residual)
+        return update.transpose(1, 2).flatten(1, 2) + (residual if self.gate is None else self.gate * residual)
 
     def fields(self, tokens: Tensor) -> tuple[Quaternion, Quaternion]:
         """Fields of sources and targets; the first layer is linear, so it commutes with interpolation."""
-        hidden = tokens @ self.source.first.T if self.source.perturbed else tokens
+        hidden = self.source.first @ tokens if self.source.perturbed else tokens
         source = self.source(hidden)
         if self.target is None:
             return source, source
         if self.target.perturbed and not self.shared_first:
-            hidden = tokens @ self.target.first.T
+            hidden = self.target.first @ tokens
         return source, self.target(self.interpolation(hidden) if self.target.perturbed else hidden)
 
-    def weights(self, source: Quaternion, target: Quaternion) -> Tensor | None:
-        """Routing weights (B, k, T, H), None where all are 1/k."""
+    def weights(self, source: Quaternion, target: Quaternion) -> Tensor:
+        """Routing weights (B, H, C, N, W) in the blocks of the graph."""
         if self.routing == "uniform":
-            return None
+            return self.equal
         if not isinstance(self.routing, str):
-            return self.routing(*self.edge_fields(source, target), self.beta).transpose(1, 2)
-        return torch.softmax(self.beta * self.scores(source, target), dim=1)
+            return self.blocks.from_edges(self.routing(*self.edge_fields(source, target), self.beta))
+        return torch.softmax(self.scores(source, target) + self.mask, dim=-1)
 
     def scores(self, source: Quaternion, target: Quaternion) -> Tensor:
-        """Scores (B, k, T, H) of built-in routings."""
+        """Scores of built-in routings times beta."""
         if self.routing == "geometric":  # -‖p_i - q_i p_j q_i*‖² up to terms that are equal for all neighbours
-            point = [axis[None, :, None] for axis in self.target_directions.unbind(1)]
+            point = [axis for axis in self.target_directions.T]
             turned = rotated(star(target), (torch.zeros_like(target[0]), *point))
-            query = torch.stack(turned[1:], 2)
-            key = self.source_directions[self.neighbours.T][None, ..., None]  # (1, k, T, 3, 1)
-            return 2 * (query[:, None] * key).sum(3)
-        gathered = self.gather(torch.stack(source, 2).flatten(2)).unflatten(3, (4, self.heads))
-        real = (gathered * torch.stack(target, 2)[:, None]).sum(3)
-        return real.abs() if self.routing == "absolute" else real
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """Rows (B, S, n) of all neighbours, (B, k, T, n)."""
-        return rows.index_select(1, self.neighbours.T.flatten()).unflatten(1, (self.k, -1))
+            query, key = torch.stack(turned[1:], 3), 2 * self.source_directions[None, None]
+        else:
+            query, key = torch.stack(target, 3), torch.stack(source, 3)  # (B, H, V, 4)
+        query = self.blocks.of_targets(query * self.beta[:, None, None])
+        scores = query @ self.blocks.of_sources(key).transpose(-1, -2)
+        return scores.abs() if self.routing == "absolute" else scores
 
     def edge_fields(self, source: Quaternion, target: Quaternion) -> tuple[Tensor, Tensor]:
         """Fields as a registered rule receives them: (B, T, 1, H, 4) and (B, T, k, H, 4)."""
-        gathered = self.gather(torch.stack(source, 2).flatten(2)).unflatten(3, (4, self.heads))
-        return torch.stack(target, -1).unsqueeze(2), gathered.permute(0, 2, 1, 4, 3)
+        here, there = (torch.stack(field, 3).transpose(1, 2) for field in (source, target))  # (B, V, H, 4)
+        return there.unsqueeze(2), self.gather(here)
 
-    def aggregate(self, weights: Tensor | None, source: Quaternion, target: Quaternion, sent: Quaternion) -> Quaternion:
-        """Weighted sum of the messages, four tensors (B, T, Q, H)."""
+    def gather(self, x: Tensor) -> Tensor:
+        """(B, S, ...) at all neighbours, (B, T, k, ...)."""
+        return x.index_select(1, self.neighbours.flatten()).unflatten(1, (-1, self.k))
+
+    def aggregate(self, weights: Tensor, source: Quaternion, target: Quaternion, sent: Quaternion) -> Quaternion:
+        """Weighted sum of the messages, four tensors (B, Q, H, T)."""
         if not isinstance(self.transport, str):
             return self.aggregate_registered(weights, source, target, sent)
-        here, there = (tuple(part.unsqueeze(2) for part in field) for field in (source, target))
-        rows = torch.stack(LIFTS[self.transport](here, sent), 2).flatten(2)
-        if weights is None:
-            total = sum_slots([rows.index_select(1, slot) for slot in self.neighbours.unbind(1)]) / self.k
-            total = total.unflatten(2, (4, self.channels, self.heads))
-        else:
-            terms = [
-                rows.index_select(1, slot).unflatten(2, (-1, self.heads)) * weights[:, s].unsqueeze(2)
-                for s, slot in enumerate(self.neighbours.unbind(1))
-            ]
-            total = sum_slots(terms).unflatten(2, (4, self.channels))
-        return LOWERINGS[self.transport](there, components(total))
+        here, there = (tuple(part.unsqueeze(1) for part in field) for field in (source, target))
+        lifted = torch.stack(LIFTS[self.transport](here, sent), 1).flatten(1, 2)  # (B, 4Q, H, S)
+        rows = self.blocks.of_sources(lifted.permute(0, 2, 3, 1))
+        total = self.blocks.to_targets(weights @ rows).permute(0, 3, 1, 2)  # (B, 4Q, H, T)
+        return LOWERINGS[self.transport](there, components(total.unflatten(1, (4, self.channels))))
 
     def aggregate_registered(
-        self, weights: Tensor | None, source: Quaternion, target: Quaternion, sent: Quaternion
+        self, weights: Tensor, source: Quaternion, target: Quaternion, sent: Quaternion
     ) -> Quaternion:
         """`aggregate` with a transport given as a function on edges."""
         assert callable(self.transport)
-        features = self.gather(torch.stack(sent, 2).flatten(2)).unflatten(3, (4, self.channels, self.heads))
-        messages = self.transport(*self.edge_fields(source, target), features.permute(0, 2, 1, 5, 4, 3))
-        shares = torch.full_like(messages[..., 0, 0], 1 / self.k) if weights is None else weights.transpose(1, 2)
+        features = self.gather(torch.stack(sent, 4).permute(0, 3, 2, 1, 4))  # (B, T, k, H, Q, 4)
+        messages = self.transport(*self.edge_fields(source, target), features)
+        shares = torch.full_like(messages[..., 0, 0], 1 / self.k)
+        if self.routing != "uniform":
+            shares = self.blocks.at_edges(weights)
         total = (shares[..., None, None] * messages).sum(2)  # (B, T, H, Q, 4)
-        return tuple(part.transpose(2, 3) for part in total.unbind(-1))
+        return tuple(part.permute(0, 3, 2, 1) for part in total.unbind(-1))
 
 
 class FrozenPooling(nn.Module):
@@ -256,10 +270,10 @@ class FrozenPooling(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Softmax of the scores along the axis, over vertices; with one softmax per head, of its channels only."""
         if self.mean:
-            return tokens.mean(1)
-        scores = (tokens * self.axis).unflatten(2, (-1, self.heads)).sum(2)
-        weights = torch.softmax(scores, dim=1).unsqueeze(2)
-        return (tokens.unflatten(2, (-1, self.heads)) * weights).sum(1).flatten(1)
+            return tokens.mean(2)
+        scores = (tokens * self.axis[:, None]).unflatten(1, (-1, self.heads)).sum(1)
+        weights = torch.softmax(scores, dim=2).unsqueeze(1)
+        return (tokens.unflatten(1, (-1, self.heads)) * weights).sum(3).flatten(1)
 
 
 def feature_order(heads: int, channels: int) -> Tensor:
@@ -268,8 +282,8 @@ def feature_order(heads: int, channels: int) -> Tensor:
 
 
 def components(x: Tensor) -> Quaternion:
-    """Components of (V, 4, ...) or (B, V, 4, ...)."""
-    return x.unbind(1 if x.ndim == 3 else 2)
+    """Components of (B, 4, ...)."""
+    return x.unbind(1)
 
 
 def hamilton(a: Quaternion, b: Quaternion) -> Quaternion:

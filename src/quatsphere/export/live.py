@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 import torch
 from markupsafe import Markup
 from numpy.typing import NDArray
@@ -134,7 +133,6 @@ def live_page(trained: TrainedModel, frozen: FrozenModel, examples: Sequence[Exa
         "images": [{"name": "input"}],
         "examples": [{"name": example.name, "photo": example.photo} for example in examples],
         "cells": CELLS_PER_PIXEL * config.image_size if config.in_channels == 1 else 0,
-        "columnsFirst": int(PIL.__version__.split(".")[0]) >= 13,  # of tall pictures, like `predict`
         "channels": body.steps[0].channels,
         "pooling": {"mean": body.pool.mean, "heads": body.pool.heads},
         "rules": [step_rules(step) for step in body.steps],

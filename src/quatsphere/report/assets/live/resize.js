@@ -1,4 +1,4 @@
-// Pictures of any size as the model's pixels: a crop or the whole, bicubic with antialiasing, like Pillow's `resize`.
+// Pictures of any size as the model's pixels: a crop or the whole, bicubic with antialiasing, like `fit_image` of quatsphere/data/decode.py.
 function cubic(distance) {
   const x = Math.abs(distance);
   if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
@@ -33,8 +33,8 @@ function squeezed(levels, taps, step, lines, apart, out, outStep, outApart) {
   return out;
 }
 
-// Pillow 13 resizes columns first if that removes more than twice as many rows as columns; before, rows were always first.
-const columnsFirst = (width, height, side) => meta.columnsFirst && height - side > 2 * Math.max(0, width - side);
+// The order of `fit_image`: columns first if that removes more than twice as many rows as columns.
+const columnsFirst = (width, height, side) => height - side > 2 * Math.max(0, width - side);
 
 // RGBA data (rows of `width` pixels) -> levels (3, side, side) of the part that starts at (left, top).
 function resized(data, width, height, { left, top, across, down }, side) {
