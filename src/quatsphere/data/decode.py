@@ -113,12 +113,12 @@ def fit_image(image: Image.Image, size: int, fit: str = "crop") -> Image.Image:
     return _fit_columns(_fit_rows(image, left, width, size), top, height, size)
 
 
-def _fit_rows(image: Image.Image, left: float, width: float, size: int) -> Image.Image:
+def _fit_rows(image: Image.Image, left: float, width: int, size: int) -> Image.Image:
     """Resize every row of the part from `left` to `size` pixels."""
     return image.resize((size, image.height), Image.Resampling.BICUBIC, box=(left, 0, left + width, image.height))
 
 
-def _fit_columns(image: Image.Image, top: float, height: float, size: int) -> Image.Image:
+def _fit_columns(image: Image.Image, top: float, height: int, size: int) -> Image.Image:
     """Resize every column of the part from `top` to `size` pixels."""
     return image.resize((image.width, size), Image.Resampling.BICUBIC, box=(0, top, image.width, top + height))
 
