@@ -1,4 +1,4 @@
-"""Attention over neighbours as products of small dense matrices, which every runtime has; no runtime has it by edges."""
+"""Attention over neighbours as products of small dense matrices: runtimes have no operator for edges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 EXCLUDED = -1e9
 """Added to the scores of sources that are not neighbours."""
-COST_OF_A_ROW = 8
+COST_OF_A_ROW = 24
 """Cost of copying a source into a block, in units of one score."""
 
 

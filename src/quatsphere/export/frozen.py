@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frozen_qsv import FrozenQSV
 from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
 from quatsphere.export.sampling import PatchSampler
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
+from quatsphere.nn.layout import Shell
 
 
 class FrozenModel(nn.Module):
@@ -50,7 +52,7 @@ class FrozenAttention(nn.Module):
         self.sampler = sampler_of(model)
         self.projection = permuted_linear(model.embed.projection, columns=self.sampler.column_order)
         self.norm = model.embed.norm
-        self.steps = nn.ModuleList(FrozenAttentionStep(step) for step in model_steps(model))
+        self.steps = nn.ModuleList(FrozenAttentionStep(step, model.layout.shells) for step in model_steps(model))
         self.classifier = model.classifier
 
     def forward(self, images: Tensor) -> Tensor:
@@ -63,19 +65,17 @@ class FrozenAttention(nn.Module):
 
 
 class FrozenAttentionStep(nn.Module):
-    """Dense attention with a mask, which runs as two products of matrices; a softmax over k gathers edge by edge."""
+    """Attention over the neighbours in blocks, and the feed-forward block."""
 
     mask: Tensor
 
-    def __init__(self, step: ModelStep) -> None:
+    def __init__(self, step: ModelStep, shells: Sequence[Shell]) -> None:
         super().__init__()
         module, attention, graph = step.module, step.module.attention, step.graph
-        sources = int(graph.neighbours.max()) + 1 if graph.mixing is None else int(graph.mixing.indices.max()) + 1
-        sources = max(sources, int(graph.neighbours.max()) + 1)
         self.heads, self.uniform = attention.heads, attention.routing == "uniform"
-        chosen = torch.zeros(len(graph.neighbours), sources).scatter_(1, graph.neighbours, 1.0)
-        mask = chosen / chosen.sum(1, keepdim=True) if self.uniform else (1 - chosen) * -1e9
-        self.register_buffer("mask", mask)
+        positions = shells[step.target - 1].positions.detach()
+        self.blocks = NeighbourBlocks(graph.neighbours, shells[step.source - 1].count, positions)
+        self.register_buffer("mask", self.blocks.equal if self.uniform else self.blocks.mask)
         self.interpolation = Interpolation(graph)
         self.attention_norm, self.ffn_norm, self.ffn = module.attention_norm, module.ffn_norm, module.ffn
         self.value, self.output = attention.value, attention.output
@@ -87,13 +87,14 @@ class FrozenAttentionStep(nn.Module):
         """Attention over the neighbours and feed-forward block, both with residuals."""
         target = self.interpolation(tokens)
         source = self.attention_norm(tokens)
-        values = self.split(self.value(source))
+        values = self.blocks.of_sources(self.split(self.value(source)))
         if self.uniform:
             weights = self.mask
         else:
-            queries, keys = self.split(self.query(self.attention_norm(target))), self.split(self.key(source))
-            weights = torch.softmax(queries @ keys.transpose(2, 3) + self.mask, dim=3)
-        hidden = target + self.output((weights @ values).transpose(1, 2).flatten(2))
+            queries = self.blocks.of_targets(self.split(self.query(self.attention_norm(target))))
+            keys = self.blocks.of_sources(self.split(self.key(source)))
+            weights = torch.softmax(queries @ keys.transpose(-1, -2) + self.mask, dim=-1)
+        hidden = target + self.output(self.blocks.to_targets(weights @ values).transpose(1, 2).flatten(2))
         out: Tensor = hidden + self.ffn(self.ffn_norm(hidden))
         return out
 

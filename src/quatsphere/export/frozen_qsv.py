@@ -2,13 +2,13 @@
 
 Features of a token have the order (component, channel, head) instead of (head, channel, component): a component is
 then a contiguous block, and rotations and routing weights act on rows of heads. The order is folded into the weights.
-Quaternions are tuples of four tensors (w, x, y, z).
+Tokens are columns (B, d, V), so that vertices are the innermost axis: operations on components act on long rows.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quatsphere.export.blocks import NeighbourBlocks
+from quatsphere.export.frames import LIFTS, LOWERINGS, applied, inverse_rotations, left_products, moved
 from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
-from quatsphere.geometry.quaternion import block_expand
+from quatsphere.geometry.quaternion import block_expand, normalize
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV
 from quatsphere.models.lattice import ModelStep, model_steps
@@ -25,9 +26,6 @@ from quatsphere.nn.field import LearnedBound, NoPerturbation, ShellField
 from quatsphere.nn.layout import Shell
 from quatsphere.nn.pooling import MeanPooling, PerHeadPooling
 from quatsphere.nn.trace import Trace
-
-Quaternion = tuple[Tensor, ...]
-"""Four tensors: w, x, y, z."""
 
 
 class FrozenQSV(nn.Module):
@@ -59,6 +57,7 @@ class PerturbationNetwork(nn.Module):
     """q_eff = normalize(q_base ⊗ exp(ω)) of one shell, after the product with the network's first layer."""
 
     base: Tensor
+    products: Tensor
     first: Tensor
     inner: Tensor
     outer: Tensor
@@ -67,9 +66,10 @@ class PerturbationNetwork(nn.Module):
 
     def __init__(self, network: Any, shell: ShellField, order: Tensor) -> None:
         super().__init__()
-        base = shell.base.detach()
+        base = normalize(shell.base.detach())
         heads = base.shape[1]
         self.register_buffer("base", base.permute(2, 1, 0).contiguous())  # (4, H, V)
+        self.register_buffer("products", left_products(base)[None], persistent=False)
         self.perturbed = not isinstance(network, NoPerturbation)
         self.bounded = self.perturbed and isinstance(shell.bound, LearnedBound)
         if not self.perturbed:
@@ -84,20 +84,17 @@ class PerturbationNetwork(nn.Module):
         if isinstance(shell.bound, LearnedBound):
             self.register_buffer("bound", shell.bound.value.detach().reshape(1))
 
-    def forward(self, hidden: Tensor) -> Quaternion:
-        """Field of each vertex from first-layer outputs (B, d, V), as four tensors (B, H, V)."""
-        base = self.base.unbind(0)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Field (B, 4, H, V) from first-layer outputs (B, d, V)."""
         if not self.perturbed:
-            batch = hidden.shape[0]
-            return tuple(part.expand(batch, -1, -1) for part in base)
+            return self.base.expand(hidden.shape[0], -1, -1, -1)
         tangent = self.outer.T @ F.gelu(hidden + self.inner[:, None]) + self.outer_bias[:, None]
         if self.bounded:
             tangent = self.bound * torch.tanh(tangent)
-        x, y, z = tangent.unflatten(1, (3, -1)).unbind(1)
-        angle = torch.sqrt(x * x + y * y + z * z)
-        safe = torch.clamp(angle, min=1e-20)
-        sinc = torch.where(angle > 1e-20, torch.sin(safe) / safe, 1.0)
-        return unit(hamilton(base, (torch.cos(angle), sinc * x, sinc * y, sinc * z)))
+        tangent = tangent.unflatten(1, (3, -1))
+        angle = torch.sqrt((tangent * tangent).sum(1, keepdim=True) + 1e-24)  # sin(angle) / angle has a value at 0
+        turn = torch.cat([torch.cos(angle), torch.sin(angle) / angle * tangent], 1)
+        return applied(self.products, turn.unsqueeze(2)).squeeze(2)
 
 
 class ColumnInterpolation(Interpolation):
@@ -180,16 +177,16 @@ class FrozenStep(nn.Module):
         """Field, routing, transport, Hamilton block and residual."""
         source, target = self.fields(tokens)
         values = tokens if self.value_map is None else self.value_map.T @ tokens
-        sent = components(values.unflatten(1, (4, self.channels, self.heads)))
+        sent = values.unflatten(1, (4, self.channels, self.heads))
         received = self.aggregate(self.weights(source, target), source, target, sent)
-        mixed = torch.stack(received, 1).flatten(1, 2).transpose(1, 2)  # (B, H, 4Q, T)
+        mixed = received.flatten(1, 2).transpose(1, 2)  # (B, H, 4Q, T)
         update = self.down_matrix @ F.gelu(self.up_matrix @ mixed)
         if self.skip is not None:
             update = update + self.skip.transpose(1, 2) @ mixed
         residual = self.interpolation(tokens)
         return update.transpose(1, 2).flatten(1, 2) + (residual if self.gate is None else self.gate * residual)
 
-    def fields(self, tokens: Tensor) -> tuple[Quaternion, Quaternion]:
+    def fields(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Fields of sources and targets; the first layer is linear, so it commutes with interpolation."""
         hidden = self.source.first @ tokens if self.source.perturbed else tokens
         source = self.source(hidden)
@@ -199,7 +196,7 @@ class FrozenStep(nn.Module):
             hidden = self.target.first @ tokens
         return source, self.target(self.interpolation(hidden) if self.target.perturbed else hidden)
 
-    def weights(self, source: Quaternion, target: Quaternion) -> Tensor:
+    def weights(self, source: Tensor, target: Tensor) -> Tensor:
         """Routing weights (B, H, C, N, W) in the blocks of the graph."""
         if self.routing == "uniform":
             return self.equal
@@ -207,49 +204,45 @@ class FrozenStep(nn.Module):
             return self.blocks.from_edges(self.routing(*self.edge_fields(source, target), self.beta))
         return torch.softmax(self.scores(source, target) + self.mask, dim=-1)
 
-    def scores(self, source: Quaternion, target: Quaternion) -> Tensor:
+    def scores(self, source: Tensor, target: Tensor) -> Tensor:
         """Scores of built-in routings times beta."""
         if self.routing == "geometric":  # -‖p_i - q_i p_j q_i*‖² up to terms that are equal for all neighbours
-            point = [axis for axis in self.target_directions.T]
-            turned = rotated(star(target), (torch.zeros_like(target[0]), *point))
-            query, key = torch.stack(turned[1:], 3), 2 * self.source_directions[None, None]
+            query = applied(inverse_rotations(target), self.target_directions.T[None, :, None, None]).squeeze(2)
+            key = 2 * self.source_directions.T[None, :, None]
         else:
-            query, key = torch.stack(target, 3), torch.stack(source, 3)  # (B, H, V, 4)
-        query = self.blocks.of_targets(query * self.beta[:, None, None])
-        scores = query @ self.blocks.of_sources(key).transpose(-1, -2)
+            query, key = target, source
+        query = self.blocks.of_targets((query * self.beta[:, None]).permute(0, 2, 3, 1))
+        scores = query @ self.blocks.of_sources(key.permute(0, 2, 3, 1)).transpose(-1, -2)
         return scores.abs() if self.routing == "absolute" else scores
 
-    def edge_fields(self, source: Quaternion, target: Quaternion) -> tuple[Tensor, Tensor]:
+    def edge_fields(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Fields as a registered rule receives them: (B, T, 1, H, 4) and (B, T, k, H, 4)."""
-        here, there = (torch.stack(field, 3).transpose(1, 2) for field in (source, target))  # (B, V, H, 4)
+        here, there = (field.permute(0, 3, 2, 1) for field in (source, target))
         return there.unsqueeze(2), self.gather(here)
 
     def gather(self, x: Tensor) -> Tensor:
         """(B, S, ...) at all neighbours, (B, T, k, ...)."""
         return x.index_select(1, self.neighbours.flatten()).unflatten(1, (-1, self.k))
 
-    def aggregate(self, weights: Tensor, source: Quaternion, target: Quaternion, sent: Quaternion) -> Quaternion:
-        """Weighted sum of the messages, four tensors (B, Q, H, T)."""
+    def aggregate(self, weights: Tensor, source: Tensor, target: Tensor, sent: Tensor) -> Tensor:
+        """Weighted sum of the messages, (B, 4, Q, H, S) -> (B, 4, Q, H, T)."""
         if not isinstance(self.transport, str):
             return self.aggregate_registered(weights, source, target, sent)
-        here, there = (tuple(part.unsqueeze(1) for part in field) for field in (source, target))
-        lifted = torch.stack(LIFTS[self.transport](here, sent), 1).flatten(1, 2)  # (B, 4Q, H, S)
+        lifted = moved(LIFTS[self.transport], source, sent).flatten(1, 2)  # (B, 4Q, H, S)
         rows = self.blocks.of_sources(lifted.permute(0, 2, 3, 1))
         total = self.blocks.to_targets(weights @ rows).permute(0, 3, 1, 2)  # (B, 4Q, H, T)
-        return LOWERINGS[self.transport](there, components(total.unflatten(1, (4, self.channels))))
+        return moved(LOWERINGS[self.transport], target, total.unflatten(1, (4, self.channels)))
 
-    def aggregate_registered(
-        self, weights: Tensor, source: Quaternion, target: Quaternion, sent: Quaternion
-    ) -> Quaternion:
+    def aggregate_registered(self, weights: Tensor, source: Tensor, target: Tensor, sent: Tensor) -> Tensor:
         """`aggregate` with a transport given as a function on edges."""
         assert callable(self.transport)
-        features = self.gather(torch.stack(sent, 4).permute(0, 3, 2, 1, 4))  # (B, T, k, H, Q, 4)
+        features = self.gather(sent.permute(0, 4, 3, 2, 1))  # (B, T, k, H, Q, 4)
         messages = self.transport(*self.edge_fields(source, target), features)
         shares = torch.full_like(messages[..., 0, 0], 1 / self.k)
         if self.routing != "uniform":
             shares = self.blocks.at_edges(weights)
         total = (shares[..., None, None] * messages).sum(2)  # (B, T, H, Q, 4)
-        return tuple(part.permute(0, 3, 2, 1) for part in total.unbind(-1))
+        return total.permute(0, 4, 3, 2, 1)
 
 
 class FrozenPooling(nn.Module):
@@ -279,71 +272,3 @@ class FrozenPooling(nn.Module):
 def feature_order(heads: int, channels: int) -> Tensor:
     """Features (head, channel, component) in the order (component, channel, head)."""
     return torch.arange(heads * channels * 4).view(heads, channels, 4).permute(2, 1, 0).flatten()
-
-
-def components(x: Tensor) -> Quaternion:
-    """Components of (B, 4, ...)."""
-    return x.unbind(1)
-
-
-def hamilton(a: Quaternion, b: Quaternion) -> Quaternion:
-    """a ⊗ b."""
-    (aw, ax, ay, az), (bw, bx, by, bz) = a, b
-    return (
-        aw * bw - ax * bx - ay * by - az * bz,
-        aw * bx + ax * bw + ay * bz - az * by,
-        aw * by - ax * bz + ay * bw + az * bx,
-        aw * bz + ax * by - ay * bx + az * bw,
-    )
-
-
-def unit(q: Quaternion) -> Quaternion:
-    """q / ‖q‖."""
-    w, x, y, z = q
-    scale = torch.rsqrt(w * w + x * x + y * y + z * z)
-    return w * scale, x * scale, y * scale, z * scale
-
-
-def star(q: Quaternion) -> Quaternion:
-    """q*."""
-    w, x, y, z = q
-    return w, -x, -y, -z
-
-
-def rotated(q: Quaternion, v: Quaternion) -> Quaternion:
-    """q ⊗ v ⊗ q* for unit q, which keeps the real part."""
-    w, x, y, z = q
-    real, a, b, c = v
-    xx, yy, zz = 2 * x * x, 2 * y * y, 2 * z * z
-    xy, xz, yz = 2 * x * y, 2 * x * z, 2 * y * z
-    wx, wy, wz = 2 * w * x, 2 * w * y, 2 * w * z
-    return (
-        real,
-        (1 - yy - zz) * a + (xy - wz) * b + (xz + wy) * c,
-        (xy + wz) * a + (1 - xx - zz) * b + (yz - wx) * c,
-        (xz - wy) * a + (yz + wx) * b + (1 - xx - yy) * c,
-    )
-
-
-def unchanged(q: Quaternion, v: Quaternion) -> Quaternion:
-    """v."""
-    return v
-
-
-LIFTS: dict[str, Callable[[Quaternion, Quaternion], Quaternion]] = {
-    "sandwich": rotated,
-    "identity": unchanged,
-    "one_sided": hamilton,
-    "lift": rotated,
-    "lower": unchanged,
-}
-"""Vertex frame -> shared frame, with the source's quaternion."""
-
-LOWERINGS: dict[str, Callable[[Quaternion, Quaternion], Quaternion]] = {
-    "sandwich": lambda q, z: rotated(star(q), z),
-    "identity": unchanged,
-    "one_sided": lambda q, z: hamilton(star(q), z),
-    "lift": unchanged,
-    "lower": lambda q, z: rotated(star(q), z),
-}
-"""Shared frame -> vertex frame, with the target's quaternion."""
