@@ -1,8 +1,8 @@
 """Speed of models in torch and in onnxruntime, measured in turn within one process; one JSON line per model and batch.
 
-    python benchmarks/export_speed.py --presets demo lite-attention lite paper-cifar10 --threads 2
+    python benchmarks/export_speed.py digits-qsv cifar10-attention cifar10-qsv paper-attention cifar10-qsv-paper
 
-Weights are those of a start: they do not influence the speed. `best_ms` is the shortest time on the clock, `cpu_ms` the
+A name is a model in the box or a preset, whose weights are those of a start. `best_ms` is the shortest time on the clock, `cpu_ms` the
 least time of all threads on processors: with `--threads 1` it is usable on a busy machine, where the clock is not.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import quatsphere
+from quatsphere.config.presets import PRESETS
 from quatsphere.export.files import export_program, onnx_bytes, read_onnx
 from quatsphere.export.frozen import FrozenModel
 from quatsphere.models import build_model
@@ -34,15 +35,17 @@ def seconds(call: Callable[[], Any]) -> tuple[float, float]:
 def main() -> None:
     """Convert each preset's model and time both forms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="+", default=["demo"])
+    parser.add_argument("models", nargs="*", default=["digits-qsv"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    for preset in options.presets:
-        config = quatsphere.load_preset(preset).model
-        model = build_model(config, seed=0).eval()
+    for name in options.models:
+        preset = name in PRESETS
+        model: Any = build_model(quatsphere.load_preset(name).model, seed=0) if preset else quatsphere.load(name).model
+        model.eval()
+        config = model.config
         shape = (config.in_channels, config.image_size, config.image_size)
         frozen = FrozenModel(model, [0.0] * config.in_channels, [1.0] * config.in_channels)
         exported = read_onnx(onnx_bytes(export_program(frozen, shape), {}))
@@ -52,12 +55,12 @@ def main() -> None:
             with torch.inference_mode():
                 difference = float((calls["torch"]() - calls["onnxruntime"]()).abs().max())
                 times = [{name: seconds(call) for name, call in calls.items()} for _ in range(options.rounds)]
-            facts: dict[str, Any] = {"preset": preset, "batch": batch, "threads": options.threads}
-            for name in calls:
-                clock, processor = zip(*(t[name] for t in times), strict=True)
-                facts |= {f"{name}_best_ms": min(clock), f"{name}_median_ms": statistics.median(clock)}
-                facts |= {f"{name}_cpu_ms": min(processor)}
-            rounded = {name: round(1e3 * fact, 2) if name.endswith("_ms") else fact for name, fact in facts.items()}
+            facts: dict[str, Any] = {"model": name, "batch": batch, "threads": options.threads}
+            for form in calls:
+                clock, processor = zip(*(t[form] for t in times), strict=True)
+                facts |= {f"{form}_best_ms": min(clock), f"{form}_median_ms": statistics.median(clock)}
+                facts |= {f"{form}_cpu_ms": min(processor)}
+            rounded = {key: round(1e3 * fact, 2) if key.endswith("_ms") else fact for key, fact in facts.items()}
             print(json.dumps({**rounded, "difference": difference}), flush=True)
 
 

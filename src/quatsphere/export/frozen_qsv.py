@@ -92,7 +92,7 @@ class PerturbationNetwork(nn.Module):
         if self.bounded:
             tangent = self.bound * torch.tanh(tangent)
         tangent = tangent.unflatten(1, (3, -1))
-        angle = torch.sqrt((tangent * tangent).sum(1, keepdim=True) + 1e-24)  # sin(angle) / angle has a value at 0
+        angle = torch.sqrt((tangent * tangent).sum(1, keepdim=True)).clamp(min=1e-6)  # sin(angle) / angle is 1 there
         turn = torch.cat([torch.cos(angle), torch.sin(angle) / angle * tangent], 1)
         return applied(self.products, turn.unsqueeze(2)).squeeze(2)
 

@@ -30,10 +30,11 @@ class PatchSampler(nn.Module):
         return torch.arange(self.shape[1] * self.channels).view(-1, self.channels).T.flatten()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Gather the four pixels of each sample and add them up."""
-        taps = images.flatten(2).index_select(2, self.pixels).unflatten(2, (4, -1))
-        samples = (taps * self.shares).sum(2)  # (B, C, V * 25)
-        return samples.unflatten(2, self.shape).permute(0, 2, 1, 3).flatten(2)
+        """Gather the four pixels of each sample, of all images and channels at once, and add them up."""
+        rows = images.flatten(2).flatten(0, 1).T  # (Y * X, B * C)
+        taps = rows.index_select(0, self.pixels).unflatten(0, (4, -1))
+        samples = (taps * self.shares.unsqueeze(2)).sum(0).unflatten(0, self.shape)  # (V, 25, B * C)
+        return samples.unflatten(2, (-1, self.channels)).permute(2, 0, 3, 1).flatten(2)
 
 
 def bilinear_taps(coords: Tensor, size: int, wrap: bool) -> tuple[Tensor, Tensor]:
