@@ -2,8 +2,9 @@
 
     python benchmarks/export_speed.py digits-qsv cifar10-attention cifar10-qsv paper-attention cifar10-qsv-paper
 
-A name is a model in the box or a preset, whose weights are those of a start. `best_ms` is the shortest time on the clock, `cpu_ms` the
-least time of all threads on processors: with `--threads 1` it is usable on a busy machine, where the clock is not.
+A name is a model in the box or a preset, whose weights are those of a start. `best_ms` is the shortest time on the
+clock, `cpu_ms` the least time of all threads on processors: with `--threads 1` it is usable on a busy machine, where
+the clock is not.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.browser import FLAGS, chromium_program
 
 from quatsphere.config import AttentionConfig, QSVConfig, RunConfig
 from quatsphere.data import load_dataset
@@ -17,16 +17,6 @@ from quatsphere.report.view import ViewImage, ViewTrace, compute_trace, write_tr
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.load import TrainedModel
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 SMALL: dict[str, Any] = {"base_vertices": 32, "shells": 3, "plane_rows": 8, "in_channels": 1, "image_size": 8}
 MODELS = {
     "sphere": QSVConfig(dim=64, heads=4, backend="factored", **SMALL),
@@ -41,7 +31,7 @@ MODELS = {
 def browser() -> Iterator[Any]:
     """Headless Chromium with an empty profile; skips the test if it is not installed."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra 'dev')")
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    program = chromium_program()
     if program is None:
         pytest.skip("Chromium is not installed; 'make browser' installs it")
     with driver.sync_playwright() as playwright:

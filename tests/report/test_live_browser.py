@@ -7,7 +7,10 @@ import io
 import math
 import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from export.test_frozen import MEAN, STD, shaken_model
+from helpers.browser import FLAGS, chromium_program
 from helpers.variants import QSV_VARIANTS, SMALL
 from PIL import Image
 
@@ -250,6 +254,70 @@ def test_drop_and_paste(photo_page: Path, visit: Callable[..., Any]) -> None:
         hinted(page, f"{kind}.png: 40 x 40")
     drawn(page)
     assert page.text_content("#answer") != before
+
+
+@pytest.fixture
+def served(photo_page: Path) -> Iterator[str]:
+    """Address of the page on loopback."""
+    handler = partial(SimpleHTTPRequestHandler, directory=photo_page.parent)
+    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{photo_page.name}"
+        server.shutdown()
+
+
+@pytest.fixture
+def camera_browser(browser: Any) -> Iterator[Any]:
+    """Chromium with a camera that shows a moving test picture."""
+    flags = [*FLAGS, "--use-fake-device-for-media-stream"]
+    other = browser.browser_type.launch(executable_path=chromium_program(), args=flags)
+    yield other
+    other.close()
+
+
+@pytest.mark.parametrize("where", ["served", "file"])
+def test_camera(where: str, photo_page: Path, served: str, camera_browser: Any) -> None:
+    """Frames of the camera are classified until it is stopped, also on a page opened from disk."""
+    context = camera_browser.new_context(permissions=["camera"])
+    page = context.new_page()
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.goto(served if where == "served" else photo_page.as_uri())
+    settled(page)
+    example = page.evaluate("quatsphere.pixels()")
+    page.click("#camera")
+    page.locator("#camera", has_text="Stop camera").wait_for()
+    hinted(page, "Camera: 320 x 240 pixels.")
+    drawn(page)
+    frame = page.evaluate("quatsphere.pixels()")
+    assert frame != example
+    page.wait_for_timeout(1500)
+    assert page.evaluate("quatsphere.pixels()") != frame
+    page.click("#camera")
+    assert page.text_content("#camera") == "Camera"
+    drawn(page)
+    last = page.evaluate("quatsphere.pixels()")
+    page.wait_for_timeout(500)
+    assert page.evaluate("quatsphere.pixels()") == last
+    assert not messages
+
+
+def test_refused_and_missing_cameras(served: str, camera_browser: Any, browser: Any) -> None:
+    """A camera that is not allowed is explained; without one, or without the interface, there is no button."""
+    page = camera_browser.new_page()
+    page.goto(served)
+    settled(page)
+    page.click("#camera")
+    hinted(page, "The camera cannot be used")
+    assert page.text_content("#camera") == "Camera"
+    page = browser.new_page()
+    page.add_init_script("Object.defineProperty(Navigator.prototype, 'mediaDevices', { get: () => undefined })")
+    page.goto(served)
+    settled(page)
+    assert page.locator("#camera").is_hidden()
+    page.close()
 
 
 REFUSED = """(address) => new Promise((done) => {

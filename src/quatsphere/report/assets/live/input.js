@@ -210,6 +210,7 @@ async function startCamera() {
     return stopCamera();
   }
   markCamera();
+  byId('hint').textContent = `Camera: ${video.videoWidth} x ${video.videoHeight} pixels.`;
   const own = stream;
   const look = () => {
     if (stream !== own) return;
