@@ -13,6 +13,7 @@ from torch import Tensor
 from quatsphere import QuaternionAttention, QuaternionConv, knn, nn, quaternion_attention
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
+from quatsphere.geometry.frames import frame_transport, gather_points, local_frames, to_local
 from quatsphere.nn.quaternion_conv import sort_edges
 
 POINTS = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -227,3 +228,22 @@ def test_bad_arguments_are_one_line() -> None:
         conv()(X, torch.tensor([[1, 1], [2, 2]]))
     with pytest.raises(IndexError, match=r"the sources, must lie in 0..8: got 1..9"):
         conv()(X, torch.tensor([[1, 9], [2, 2]]))
+
+
+@given(st.integers(0, 2**31), st.integers(3, 8), st.sampled_from(["absolute", "uniform"]))
+@settings(max_examples=40, deadline=None)
+def test_with_local_frames_the_layer_is_invariant_to_rotation(seed: int, k: int, routing: str) -> None:
+    """The graph, frames and features of a rotated cloud are computed anew; the output is the same at 1e-6."""
+    generator = torch.Generator().manual_seed(seed)
+    clouds = torch.randn(4, 30, 3, generator=generator, dtype=torch.float64)
+    layer = QuaternionConv(3 * k, 8, heads=2, routing=routing).double()
+
+    def run(points: Tensor) -> Tensor:
+        graph = knn(points, k)
+        frames = local_frames(points, graph)
+        offsets = gather_points(points, graph) - points.unsqueeze(2)
+        features = to_local(frames, offsets).flatten(2)
+        return layer(features, graph, edge_rotation=frame_transport(frames, graph))  # type: ignore[no-any-return]
+
+    turned = Q.rotate(Q.random_unit(dtype=torch.float64, generator=generator), clouds)
+    assert torch.allclose(run(turned), run(clouds), rtol=0, atol=1e-6)
