@@ -6,11 +6,12 @@ source): the sources of target i are source[row_pointer[i] : row_pointer[i + 1]]
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels.inputs import check_shape
@@ -19,8 +20,30 @@ from quatsphere.kernels.transforms import transformed
 Graph: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Neighbours (T, k) or (B, T, k), or CSR (row_pointer, source)."""
 
+Value = TypeVar("Value")
 UNIT_TOLERANCE = 1e-3
 """Largest deviation from 1 of the length of an edge rotation."""
+
+
+class GraphCache:
+    """Values that follow from index tensors; each is kept while the first tensor lives and until one of them changes.
+
+    A value must not hold the tensors themselves, or they would live for ever.
+    """
+
+    def __init__(self) -> None:
+        self._entries: Any = WeakTensorKeyDictionary()
+
+    def get(self, tensors: tuple[Tensor, ...], key: Any, make: Callable[[], Value]) -> Value:
+        """make(), or its last result for these tensors and this key."""
+        if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
+            return make()
+        stamp = key, [(WeakIdRef(x), x._version, x.data_ptr(), x.shape) for x in tensors]
+        known = self._entries.get(tensors[0])
+        if known is None or known[0] != stamp:
+            known = self._entries[tensors[0]] = stamp, make()
+        value: Value = known[1]
+        return value
 
 
 class EdgeList(NamedTuple):
@@ -66,7 +89,9 @@ def edge_list(graph: Graph, valid: Tensor | None, targets: int, sources: int) ->
     if not isinstance(graph, Tensor):
         if valid is not None:
             raise ConfigError("valid belongs to neighbours (T, k) or (B, T, k); leave the edges out of CSR instead")
-        return _from_csr(graph, targets, sources)
+        rows, source = _csr_pair(graph)
+        key, find = (targets, sources), lambda: _check_csr(rows, source, targets, sources)
+        return EdgeList(rows, source, _targets.get((source, rows), key, find))
     check_table(graph, valid, targets)
     gaps = _check_range("neighbours", graph, sources, gaps=True)
     if valid is None and not gaps and graph.shape[1] > 0:
@@ -153,8 +178,8 @@ def per_edge(rotation: Tensor, graph: Graph) -> Tensor:
     return (rotation.unsqueeze(-2) if rotation.dim() == axes + 1 else rotation).flatten(0, axes - 1)
 
 
-def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
-    rows, source = _csr_pair(graph)
+def _check_csr(rows: Tensor, source: Tensor, targets: int, sources: int) -> Tensor:
+    """Raise an error unless this is a graph of so many targets and sources; return the target of each edge."""
     check_shape("row_pointer", rows, (targets + 1,))
     if source.dim() != 1:
         raise ConfigError(f"source of CSR must have shape (E,): got {tuple(source.shape)}")
@@ -166,7 +191,7 @@ def _from_csr(graph: Any, targets: int, sources: int) -> EdgeList:
             f"row_pointer must grow from 0 to the {len(source)} edges: got {int(rows[0])}..{int(rows[-1])}"
         )
     _check_range("source of CSR", source, sources)
-    return EdgeList(rows, source, torch.arange(targets, device=rows.device).repeat_interleave(counts))
+    return torch.arange(targets, device=rows.device).repeat_interleave(counts)
 
 
 def _csr_pair(graph: Any) -> tuple[Tensor, Tensor]:
@@ -184,20 +209,14 @@ def _check_integers(what: str, tensor: Tensor) -> None:
         raise ConfigError(f"{what} must be int64: got {tensor.dtype}; call .long()")
 
 
-_ranges: Any = WeakTensorKeyDictionary()
-"""Index tensor -> (version, least, greatest): a GPU is queried once per graph."""
+_targets, _ranges = GraphCache(), GraphCache()
 
 
 def _check_range(what: str, indices: Tensor, count: int, gaps: bool = False) -> bool:
     """Raise IndexError for an index outside 0..count - 1, or -1 with `gaps`; return whether there is a -1."""
     if indices.numel() == 0 or torch.compiler.is_compiling() or transformed():
         return False
-    version = None if indices.is_inference() else indices._version
-    known = _ranges.get(indices)
-    if known is None or version is None or known[0] != version:
-        low, high = torch.aminmax(indices)
-        known = _ranges[indices] = (version, int(low), int(high))
-    _, least, greatest = known
+    least, greatest = _ranges.get((indices,), None, lambda: tuple(map(int, torch.aminmax(indices))))
     if least < (-1 if gaps else 0) or greatest >= count:
         meaning = ", the source vertices" if gaps else ""
         raise IndexError(f"{what} must lie in 0..{count - 1}{meaning}: got {least}..{greatest}")

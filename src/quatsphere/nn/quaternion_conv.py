@@ -7,14 +7,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from quatsphere.errors import ConfigError
-from quatsphere.kernels import Graph, attention_weights, perturb, quaternion_attention, to_csr
+from quatsphere.kernels import TRANSPORTS, Graph, attention_weights, perturb, quaternion_attention, to_csr
+from quatsphere.kernels.backends import FUSED_DTYPES, CpuBackend, select_backend
+from quatsphere.kernels.cpu.graph_layer import graph_layer
+from quatsphere.kernels.graphs import GraphCache, edge_list
 from quatsphere.kernels.inputs import check_shape
 from quatsphere.nn.extensions import build_routing, build_transport
 from quatsphere.nn.field import LearnedBound, Perturbation
 from quatsphere.nn.shell_step import to_flat, to_quaternions
+from quatsphere.nn.transport import Transport
 
 
 class QuaternionConv(nn.Module):
@@ -83,35 +86,36 @@ class QuaternionConv(nn.Module):
         graph, (..., H).
         """
         source, target, batched = self._check(x)
-        bases = base if isinstance(base, tuple) else (base, base)
-        source_field = target_field = self._field(source, self.perturbation.inner, bases[0])
-        if isinstance(x, tuple):
-            target_field = self._field(target, self.target_rows or self.perturbation.inner, bases[1])
-        features = self.transport.prepare(to_quaternions(self.value(source), self.heads))
         table, order = sort_edges(graph, target.shape[1], source.shape[1])
         if edge_rotation is not None and order is not None:
             edge_rotation = _in_given_order(edge_rotation, table, order)
-        arguments: dict[str, Any] = {"routing": self.routing.rule, "edge_rotation": edge_rotation}
-        beta = self.routing.beta
-        out = quaternion_attention(
-            target_field,
-            source_field,
-            features,
-            table,
-            beta,
-            transport=self.transport.rule,
-            keep=self._keep(table, source) if self.training and self.dropout else None,
-            keep_scale=1 / (1 - self.dropout),
-            backend=self.backend,
-            **arguments,
-        )
+        keep = self._keep(table, source) if self.training and self.dropout else None
+        fields = None
+        if target is source and edge_rotation is None and not isinstance(base, tuple) and self._fuses(source, table):
+            out = self._fused(source, table, base, keep)
+        else:
+            fields = self._fields(source, target, base)
+            out = quaternion_attention(
+                *fields,
+                self.transport.prepare(to_quaternions(self.value(source), self.heads)),
+                table,
+                self.routing.beta,
+                routing=self.routing.rule,
+                transport=self.transport.rule,
+                keep=keep,
+                keep_scale=1 / (1 - self.dropout),
+                edge_rotation=edge_rotation,
+                backend=self.backend,
+            )
         out = (to_flat(out) if self.concat else out.mean(2).flatten(-2)).to(source.dtype)
         out = out if self.skip is None else out + self.skip(target)
         out = out if self.bias is None else out + self.bias
         out = out if batched else out[0]
         if not return_attention_weights:
             return out
-        weights = attention_weights(target_field, source_field, table, beta, **arguments)
+        fields = fields or self._fields(source, target, base)
+        rules: dict[str, Any] = {"routing": self.routing.rule, "edge_rotation": edge_rotation}
+        weights = attention_weights(*fields, table, self.routing.beta, **rules)
         if order is not None:
             weights = weights.flatten(1, -2)
             weights = torch.empty_like(weights).index_copy(1, order, weights)
@@ -133,15 +137,52 @@ class QuaternionConv(nn.Module):
             return source, target, True
         return source[None], target[None], False
 
+    def _fields(self, source: Tensor, target: Tensor, base: Any) -> tuple[Tensor, Tensor]:
+        """Unit quaternions (B, V, H, 4) of the targets and of the sources."""
+        bases, first = base if isinstance(base, tuple) else (base, base), self.perturbation.inner
+        source_field = target_field = self._field(source, first, bases[0])
+        if target is not source or bases[1] is not bases[0]:
+            target_field = self._field(target, self.target_rows or first, bases[1])
+        return target_field, source_field
+
     def _field(self, x: Tensor, first: nn.Linear, base: Tensor | None) -> Tensor:
         """Unit quaternions (B, V, H, 4) of nodes with features x (B, V, C)."""
-        rows = F.linear(x, first.weight)
-        start = rows.new_zeros(rows.shape[1], self.heads, 4)
-        start[..., 0] = 1
+        rows, start = F.linear(x, first.weight), self._base(x, base)
+        bound = self.bound.value[None]
+        return perturb(rows, self.perturbation.network, bound, start.to(rows.dtype), backend=self.backend)[0]
+
+    def _base(self, x: Tensor, base: Tensor | None) -> Tensor:
+        """Quaternions (V, H, 4) that are perturbed: 1 unless they are given."""
         if base is not None:
             check_shape("base", base, (x.shape[1], 4))
-            start = base[:, None].to(rows.dtype).expand(-1, self.heads, -1)
-        return perturb(rows, self.perturbation.network, self.bound.value[None], start, backend=self.backend)[0]
+            return base[:, None].to(x.dtype).expand(-1, self.heads, -1)
+        start = x.new_zeros(x.shape[1], self.heads, 4)
+        start[..., 0] = 1
+        return start
+
+    def _fuses(self, x: Tensor, graph: Graph) -> bool:
+        """Return whether one fused function computes the layer: on CPUs, no gaps in the graph, built-in rules."""
+        rules = self.routing.rule, self.transport.rule
+        weight = self.value.weight
+        same = x.dtype == weight.dtype and x.dtype in FUSED_DTYPES and not torch.is_autocast_enabled("cpu")
+        if not x.is_cpu or not same or torch.compiler.is_compiling() or rules[1] not in TRANSPORTS:
+            return False
+        if type(self.transport).prepare is not Transport.prepare or self.out_channels % 2:
+            return False
+        if isinstance(graph, Tensor) and graph.dim() != 2:
+            return False
+        regular = edge_list(graph, None, x.shape[1], x.shape[1]) is None
+        kind = "regular" if regular else "ragged"
+        chosen = select_backend(self.backend, "cpu", *rules, graph=kind)
+        return isinstance(chosen, CpuBackend) and (regular or not isinstance(graph, Tensor))
+
+    def _fused(self, x: Tensor, graph: Graph, base: Any, keep: Tensor | None) -> Tensor:
+        """The layer before its bias."""
+        projections = self.perturbation.inner.weight, self.value.weight
+        rules = str(self.routing.rule), str(self.transport.rule)
+        bound, start = self.bound.value[None], self._base(x, base)
+        scale, beta = 1 / (1 - self.dropout), self.routing.beta
+        return graph_layer(x, projections, self.perturbation.network, bound, start, beta, graph, rules, keep, scale)
 
     def _keep(self, graph: Graph, source: Tensor) -> Tensor:
         """Dropout mask of the edges."""
@@ -150,29 +191,26 @@ class QuaternionConv(nn.Module):
         return torch.rand(*samples, *shape, self.heads, device=source.device) >= self.dropout
 
 
-_sorted: Any = WeakTensorKeyDictionary()
-"""edge_index -> (version, targets, sources, (graph, order)): a static graph is sorted once."""
+_sorted = GraphCache()
 
 
 def sort_edges(graph: Graph, targets: int, sources: int) -> tuple[Graph, Tensor | None]:
     """(the graph as the kernel accepts it, the edge of `graph` at each of its places; None if nothing moved).
 
-    edge_index (2, E) becomes a table (T, k) if every target has k edges, otherwise CSR. Other graphs stay as they are.
+    edge_index (2, E) becomes a table (T, k) if every target has k edges, otherwise CSR, once for a graph that does not
+    change. Other graphs stay as they are.
     """
     if not isinstance(graph, Tensor) or graph.dim() != 2 or graph.shape[0] != 2:
         return graph, None
-    version = None if graph.is_inference() else graph._version
-    key, known = (version, targets, sources), _sorted.get(graph)
-    if known is not None and version is not None and known[0] == key:
-        result: tuple[Graph, Tensor] = known[1]
-        return result
-    plain = graph.as_tensor() if hasattr(graph, "as_tensor") else graph  # EdgeIndex of PyTorch Geometric
+    return _sorted.get((graph,), (targets, sources), lambda: _sort(graph, targets, sources))
+
+
+def _sort(edge_index: Tensor, targets: int, sources: int) -> tuple[Graph, Tensor]:
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # EdgeIndex, PyTorch Geometric
     rows, source, order = to_csr(plain, targets, sources)
     degree = len(source) // max(1, targets)
     regular = degree > 0 and torch.equal(rows, degree * torch.arange(targets + 1, device=rows.device))
-    result = (source.view(targets, degree) if regular else (rows, source)), order
-    _sorted[graph] = key, result
-    return result
+    return (source.view(targets, degree) if regular else (rows, source)), order
 
 
 def _in_given_order(rotation: Tensor, graph: Graph, order: Tensor) -> Tensor:

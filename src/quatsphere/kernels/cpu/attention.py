@@ -10,6 +10,7 @@ from quatsphere.kernels.cpu import available as available
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.resample import residual_grad
+from quatsphere.kernels.graphs import GraphCache
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.operators import backward_operator, register_backward
 from quatsphere.torch_operators import operator
@@ -62,6 +63,9 @@ def attend_backward(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]
     return attention_gradients(gradient, out, inputs[:8], inputs[8:], None)[:6]
 
 
+_reversed = GraphCache()
+
+
 def attention_gradients(
     gradient: Tensor, out: Tensor, tensors: tuple[Any, ...], modes: tuple[Any, ...], residual: Any
 ) -> list[Tensor]:
@@ -69,8 +73,9 @@ def attention_gradients(
     residual (`ResidualGrad` of the loops, or None). modes = (routing, transport, keep_scale)."""
     from quatsphere.kernels.cpu.loops.attention import chunk_count
     from quatsphere.kernels.cpu.loops.attention_backward import AttentionGrads, run_attention_backward
+    from quatsphere.kernels.cpu.loops.neighbour_sums import reverse_graph
 
-    target_field, source_field, features, *_ = tensors
+    target_field, source_field, features, neighbours, *_ = tensors
     inputs, sizes = attention_arguments(tensors, modes[0], modes[1], modes[2], True)
     direction_items = sizes.items if ROUTINGS[modes[0]] == "geometric" else 0
     into = (
@@ -87,7 +92,10 @@ def attention_gradients(
     if residual is None:
         nothing = features.new_empty(0, 0, 0)
         residual = residual_grad(nothing, nothing, None, None, 1.0)
-    run_attention_backward(inputs, sizes, (flat(out), flat(gradient)), residual, AttentionGrads(*map(flat, into)))
+    k, sources = sizes.neighbours, sizes.sources
+    graph = _reversed.get((neighbours,), sources, lambda: reverse_graph(inputs.neighbours, k, sources))
+    outputs, gradients = (flat(out), flat(gradient)), AttentionGrads(*map(flat, into))
+    run_attention_backward(inputs, sizes, outputs, residual, gradients, graph)
     beta_gradient = sum_in_order(_by_head(into[3], sizes), (0, 1))
     directions = [sum_in_order(part, 0) if direction_items else part.new_zeros(part.shape[1:]) for part in into[4:6]]
     return [*into[:3], beta_gradient, *directions, sum_in_order(into[6], (0, 1, 2))]

@@ -9,7 +9,7 @@ from torch import Tensor
 from quatsphere.errors import ConfigError
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.graphs import EdgeList
+from quatsphere.kernels.graphs import EdgeList, GraphCache
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 from quatsphere.kernels.operators import backward_operator
 from quatsphere.kernels.ragged import RaggedInputs, attention_over_edges
@@ -69,7 +69,7 @@ def attend_ragged(
     tensors = (target_field, source_field, features, rows, source, rotation, beta, keep)
     inputs, sizes = _arguments((*tensors, target_directions, source_directions), routing, transport, keep_scale)
     out, state = _new_outputs(target_field, features)
-    run_ragged_attention(inputs, sizes, flat(rows), flat(out), flat(state))
+    run_ragged_attention(inputs, sizes, _parts(rows), flat(out), flat(state))
     return out, state
 
 
@@ -77,26 +77,38 @@ def attend_ragged(
 def attend_ragged_backward(gradient: Tensor, out: Tensor, state: Tensor, *inputs: Any) -> list[Tensor]:
     """Gradients of (target_field, source_field, features, rotation, beta, target_directions, source_directions)."""
     from quatsphere.kernels.cpu.loops.attention_backward import AttentionGrads
-    from quatsphere.kernels.cpu.loops.ragged_backward import TargetState, beta_chunks, run_ragged_backward
+    from quatsphere.kernels.cpu.loops.ragged_backward import TargetState, plan_backward, run_ragged_backward
 
     tensors, (routing, transport, keep_scale, rotation_grad) = inputs[:10], inputs[10:]
-    target_field, source_field, features, rows, _, rotation, beta, *_ = tensors
+    target_field, source_field, features, rows, source, rotation, beta, *_ = tensors
     arrays, sizes = _arguments(tensors, routing, transport, keep_scale)
+    count, parts = sizes.sources, _parts(rows)
+    plan = _plans.get((source, rows), count, lambda: plan_backward(flat(rows), flat(source), count, parts))
     items = sizes.images * -(-sizes.heads // LANES)
     direction_items = items if ROUTINGS[routing] == "geometric" else 0
     into = (
         *(x.new_empty(x.shape) for x in (target_field, source_field, features)),
-        features.new_empty(items, beta_chunks(flat(rows)), LANES),
+        features.new_empty(items, len(parts.chunks) - 1, LANES),
         features.new_empty(direction_items, sizes.targets, 3),
         features.new_empty(direction_items, sizes.sources, 3),
         features.new_empty(0),
     )
     rotated = rotation.new_zeros(rotation.shape) if rotation_grad else features.new_empty(0)
     outputs = TargetState(flat(out), flat(gradient), flat(state))
-    run_ragged_backward(arrays, sizes, flat(rows), outputs, AttentionGrads(*map(flat, into)), flat(rotated))
+    run_ragged_backward(arrays, sizes, plan, outputs, AttentionGrads(*map(flat, into)), flat(rotated))
     per_head = sum_in_order(into[3], 1).view(sizes.images, -1)[:, : sizes.heads]
     beta_gradient = sum_in_order(per_head, 0).to(beta.dtype)
     return [*into[:3], rotated, beta_gradient, sum_in_order(into[4], 0), sum_in_order(into[5], 0)]
+
+
+_cuts, _plans = GraphCache(), GraphCache()
+
+
+def _parts(rows: Tensor) -> Any:
+    """`Parts` of the targets."""
+    from quatsphere.kernels.cpu.loops.ragged import cut_rows
+
+    return _cuts.get((rows,), None, lambda: cut_rows(flat(rows)))
 
 
 def _new_outputs(target_field: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +130,7 @@ def _(gradient: Tensor, out: Tensor, state: Tensor, *inputs: Any) -> list[Tensor
     return [*(x.new_empty(x.shape) for x in written), *directions]
 
 
-def _plain(*inputs: Any) -> Tensor:
+def plain_ragged(*inputs: Any) -> Tensor:
     """`attend_ragged` in plain torch."""
     targets, sources, features, rows, source, rotation, beta, keep, *directions = inputs[:10]
     routing, transport, keep_scale, _ = inputs[10:]
@@ -141,7 +153,7 @@ def _backward(ctx: Any, gradient: Tensor | None, *rest: Any) -> tuple[Tensor | N
     if gradient is None:
         return (None,) * 14
     if differentiated_again():
-        return plain_gradients(_plain, (*ctx.saved_tensors[2:], *ctx.constants), gradient)
+        return plain_gradients(plain_ragged, (*ctx.saved_tensors[2:], *ctx.constants), gradient)
     found = attend_ragged_backward(gradient, *ctx.saved_tensors, *ctx.constants)
     by_input = dict(zip((0, 1, 2, 5, 6, 8, 9), found, strict=True))
     return tuple(by_input.get(i) if needed else None for i, needed in enumerate(ctx.needs_input_grad))

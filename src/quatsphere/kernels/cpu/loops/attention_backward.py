@@ -35,11 +35,11 @@ from quatsphere.kernels.cpu.loops.attention import (
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import (
     ResidualGrad,
+    ReversedGraph,
     add_residual_grad,
     edge_dots,
     gather_sum_tiles,
     prefetch_residual_grad,
-    reverse_graph,
     scatter_sum_tiles,
 )
 from quatsphere.kernels.cpu.loops.quaternions import (
@@ -284,9 +284,9 @@ def run_attention_backward(
     outputs: tuple[Any, Any],
     residual: ResidualGrad,
     gradients: AttentionGrads,
+    graph: ReversedGraph,
 ) -> None:
     """All gradients from outputs = (output, its gradient), that of the residual added to the features'."""
-    graph = reverse_graph(inputs.neighbours, sizes.neighbours, sizes.sources)
 
     def run(items: Span, chunks: tuple[Span, ...], tables: AttentionTables, scratch: Any) -> None:
         attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual, gradients, tables, scratch)

@@ -315,9 +315,8 @@ def attend_ragged_items(items, spans, inputs, sizes, parts, out, state, tables, 
         join_parts(inputs, sizes, item, parts, joins, tables, scratch, out, state)
 
 
-def run_ragged_attention(inputs: RaggedArrays, sizes: RaggedSizes, rows: Any, out: Any, state: Any) -> None:
+def run_ragged_attention(inputs: RaggedArrays, sizes: RaggedSizes, parts: Parts, out: Any, state: Any) -> None:
     """Attention of all items -> out (B, T, H, Q, 4), and the state of the softmax (items, T, 2, 8)."""
-    parts = cut_rows(rows)
 
     def run(items: Span, spans: tuple[Span, ...], tables: RaggedTables, scratch: Any) -> None:
         attend_ragged_items(items, spans, inputs, sizes, parts, out, state, tables, scratch)

@@ -55,6 +55,7 @@ from quatsphere.kernels.cpu.loops.quaternions import (
     store_tile,
 )
 from quatsphere.kernels.cpu.loops.ragged import (
+    Parts,
     RaggedArrays,
     RaggedSizes,
     RaggedTables,
@@ -345,36 +346,41 @@ def attend_ragged_backward_items(
         join_sources(inputs, sizes, item, sources, source_joins, tables, scratch, gradients)
 
 
+class BackwardPlan(NamedTuple):
+    """Parts of the targets, parts of the sources, and the edges into each source."""
+
+    targets: Parts
+    sources: Parts
+    graph: ReversedGraph
+
+
+def plan_backward(rows: Any, source: Any, sources: int, targets: Parts) -> BackwardPlan:
+    """Plan of the gradients of a sorted edge list; it depends on the graph alone."""
+    reverse = reverse_graph(source, 1, sources)
+    target = np.repeat(np.arange(len(rows) - 1), np.diff(rows))
+    return BackwardPlan(targets, cut_rows(reverse.offsets), reverse._replace(targets=target[reverse.edges]))
+
+
 def run_ragged_backward(
-    inputs: RaggedArrays, sizes: RaggedSizes, rows: Any, outputs: TargetState, gradients: AttentionGrads, rotation: Any
+    inputs: RaggedArrays,
+    sizes: RaggedSizes,
+    plan: BackwardPlan,
+    outputs: TargetState,
+    gradients: AttentionGrads,
+    rotation: Any,
 ) -> None:
-    """All gradients. `gradients.beta` is (items, chunks, 8) as `beta_chunks` counts them; that of the rotations, zero
-    on entry or empty if it is not wanted, is added up one item after the other."""
-    reverse = reverse_graph(inputs.source, 1, sizes.sources)
-    target = np.repeat(np.arange(sizes.targets), np.diff(rows))
-    graph = reverse._replace(targets=target[reverse.edges])
-    cuts = cut_rows(rows), cut_rows(reverse.offsets)
+    """All gradients. `gradients.beta` is (items, chunks of the targets, 8); that of the rotations, zero on entry or
+    empty if it is not wanted, is added up one item after the other."""
+    cuts = plan.targets, plan.sources
 
     def run(items: Span, spans: tuple[Span, ...], tables: RaggedTables, scratch: Any) -> None:
         attend_ragged_backward_items(
-            items, spans, inputs, sizes, graph, cuts, outputs, gradients, rotation, tables, scratch
+            items, spans, inputs, sizes, plan.graph, cuts, outputs, gradients, rotation, tables, scratch
         )
 
     counts = [chunk_count(sizes.sources)]
     for parts in cuts:
         counts += [len(parts.chunks) - 1, len(parts.split_vertex)]
     partial_rows = max(int(parts.split[-1]) for parts in cuts)
-    run_ragged_phases(
-        run,
-        sizes,
-        tuple(counts),
-        partial_rows,
-        outputs.out.dtype,
-        gradients=True,
-        one_item_at_a_time=len(rotation) > 0,
-    )
-
-
-def beta_chunks(rows: Any) -> int:
-    """Number of chunks whose parts of dβ are stored."""
-    return len(cut_rows(rows).chunks) - 1
+    exclusive, dtype = len(rotation) > 0, outputs.out.dtype
+    run_ragged_phases(run, sizes, tuple(counts), partial_rows, dtype, gradients=True, one_item_at_a_time=exclusive)
