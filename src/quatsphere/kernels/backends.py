@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from quatsphere.kernels.cpu import ragged as cpu_ragged
 from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.cpu import step as cpu_step
 from quatsphere.kernels.gpu import attention as gpu_attention
+from quatsphere.kernels.gpu import ragged as gpu_ragged
 from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.ragged import RaggedInputs
 from quatsphere.kernels.transforms import transformed
@@ -97,8 +99,6 @@ class ReferenceBackend(TorchBackend):
 class FusedBackend(TorchBackend):
     """A backend with compiled kernels: no rules given as functions, no forward mode, no `torch.func`."""
 
-    graphs: tuple[str, ...] = ("regular",)
-
     def installed(self) -> bool:
         """Return whether its compiler is installed."""
         raise NotImplementedError
@@ -120,7 +120,6 @@ class CpuBackend(FusedBackend):
     """Numba's loops, also for a whole step. They compute in at least float32 and return the dtype of their input."""
 
     name, description = "numba_cpu", "fused loops for the CPU"
-    graphs = ("regular", "ragged", "rotated")
 
     def installed(self) -> bool:
         """Return whether Numba is installed."""
@@ -217,6 +216,11 @@ class GpuBackend(FusedBackend):
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij with two numbers per edge and head in memory."""
         return gpu_attention.quaternion_attention(inputs)
+
+    def ragged_attention(self, inputs: RaggedInputs) -> Tensor:
+        """The same over a sorted edge list: Triton's sums over the edges, torch's products per vertex."""
+        gpu_ragged.register()
+        return super().ragged_attention(replace(inputs, features=inputs.features.to(inputs.target_field.dtype)))
 
 
 TORCH = TorchBackend()

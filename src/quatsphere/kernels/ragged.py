@@ -167,7 +167,7 @@ def pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """⟨a_i(e), b_j(e)⟩: (B, T, H, C), (B, S, H, C), (E,), (E,) -> (B, E, H)."""
     if transformed():
         return (a.index_select(1, i) * b.index_select(1, j)).sum(-1)
-    return _pair_dot(a, b, i, j)
+    return pair_dot_operator(a, b, i, j)
 
 
 def pair_sum(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int | torch.SymInt) -> Tensor:
@@ -176,7 +176,7 @@ def pair_sum(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int | torc
         edges = weights.unsqueeze(-1) * b.index_select(1, j)
         zeros = torch.zeros_like(edges.sum(1, keepdim=True)).expand(-1, count, -1, -1)
         return zeros.index_add(1, i, edges)
-    return _pair_sum(weights, b, j, i, count)
+    return pair_sum_operator(weights, b, j, i, count)
 
 
 def _blocks(like: Tensor, edges: int) -> Iterator[slice]:
@@ -187,7 +187,7 @@ def _blocks(like: Tensor, edges: int) -> Iterator[slice]:
 
 
 @operator("pair_dot")
-def _pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def pair_dot_operator(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """`pair_dot`, block by block."""
     out = a.new_empty(a.shape[0], len(i), a.shape[2])
     for part in _blocks(a, len(i)):
@@ -196,7 +196,7 @@ def _pair_dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 @operator("pair_sum")
-def _pair_sum(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int) -> Tensor:
+def pair_sum_operator(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int) -> Tensor:
     """`pair_sum`, block by block; the samples are rows of one table, for which index_add_ is fast."""
     B, _, H, C = b.shape
     out = b.new_zeros(B * count, H * C)
@@ -207,12 +207,12 @@ def _pair_sum(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int) -> T
     return out.view(B, count, H, C)
 
 
-@_pair_dot.register_fake
+@pair_dot_operator.register_fake
 def _(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], i.shape[0], a.shape[2])
 
 
-@_pair_sum.register_fake
+@pair_sum_operator.register_fake
 def _(weights: Tensor, b: Tensor, j: Tensor, i: Tensor, count: int | torch.SymInt) -> Tensor:
     return b.new_empty(b.shape[0], count, *b.shape[2:])
 
@@ -244,5 +244,5 @@ def _pair_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_pair_dot.register_autograd(_pair_dot_backward, setup_context=_save)
-_pair_sum.register_autograd(_pair_sum_backward, setup_context=_save)
+pair_dot_operator.register_autograd(_pair_dot_backward, setup_context=_save)
+pair_sum_operator.register_autograd(_pair_sum_backward, setup_context=_save)
