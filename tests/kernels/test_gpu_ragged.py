@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,29 @@ def test_attention_equals_reference(rules: tuple[str, str], graph: str, turned: 
     for one, other in zip(found, expected, strict=True):
         assert one.numel() == 0 or float((one - other).abs().max()) < 1e-12
     assert ragged._usable[torch.zeros((), device=DEVICE).device, torch.float64]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu_attention.INTERPRETED, reason="the interpreter replaces the compiler")
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_both_kernels_compile_for_gpus(
+    target: tuple[str, Any, int], dtype: str, monkeypatch: Any, tmp_path: Path
+) -> None:
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from quatsphere.kernels.gpu.ragged_kernels import pair_dot_kernel, pair_sum_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    numbers, indices = f"*{dtype}", "*i64"
+    for kernel, types, blocks in (
+        (pair_dot_kernel, (numbers, numbers, indices, indices, numbers), {"CHANNELS": 16, "ITEMS": 128}),
+        (pair_sum_kernel, (numbers, numbers, indices, indices, indices, numbers), {"ROW": 64, "CHUNK": 16}),
+    ):
+        constants = {"H": 4, "C": 16, **blocks}
+        names = kernel.arg_names
+        given = dict(zip(names, (*types, "i32", "i32", "i32"), strict=False)) | dict.fromkeys(constants, "constexpr")
+        compiled = triton.compile(ASTSource(kernel, given, constexprs=constants), target=GPUTarget(*target))
+        assert compiled.asm["cubin" if target[0] == "cuda" else "hsaco"]

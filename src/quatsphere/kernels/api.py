@@ -125,12 +125,11 @@ def attend(
 
     `edges` is the sorted edge list of an irregular graph, None for neighbours (T, k).
     """
-    kind = "regular" if edges is None else "ragged" if edge_rotation is None else "rotated"
-    kernel = select_backend(backend, str(features.device), routing, transport, graph=kind)
+    kernel = select_backend(backend, str(features.device), routing, transport)
     dtype = working_dtype(target_field, source_field, features, beta)
     with torch.autocast(features.device.type, enabled=False):
         target_field, source_field = target_field.to(dtype), source_field.to(dtype)
-        one_way = transport if isinstance(transport, str) and transport in ONE_WAY and kind != "rotated" else None
+        one_way = transport if isinstance(transport, str) and transport in ONE_WAY and edge_rotation is None else None
         if one_way is not None:
             features = torch_backend.LIFT[one_way](source_field, features.to(dtype))
         rest = (

@@ -33,8 +33,6 @@ class TorchBackend:
     description = "plain torch"
     widens = True
     """True if the attention kernel needs all inputs in one dtype."""
-    graphs: tuple[str, ...] = ("regular", "ragged", "rotated")
-    """Kinds of graph: k neighbours per target, any number, rotations of edges."""
 
     def supports(self, device: str, *rules: Rule) -> str | None:
         """Return why the backend does not run these rules on a device, or None if it does."""
@@ -238,18 +236,16 @@ def backends_on(device: str = "cpu") -> list[str]:
     return [name for name in BACKENDS if name not in elsewhere or (name == "triton_gpu" and gpu_attention.INTERPRETED)]
 
 
-def explain_backend(name: str, device: str = "cpu", *rules: Rule, graph: str = "regular") -> tuple[str, str]:
+def explain_backend(name: str, device: str = "cpu", *rules: Rule) -> tuple[str, str]:
     """Return (backend that runs, why) for a requested name and a device; `auto` is the fastest exact one.
 
-    A fused backend requested by name leaves rules that are functions, and kinds of graph that it lacks, to plain torch.
+    A fused backend requested by name leaves rules that are functions to plain torch.
     """
     if name == "auto":
         kind = device.partition(":")[0]
         if kind not in FUSED:
             return TORCH.name, f"plain torch on {kind}"
         reason = FUSED[kind].supports(device, *rules)
-        if reason is None and graph not in FUSED[kind].graphs:
-            reason = f"plain torch for a {graph} graph"
         return (FUSED[kind].name, FUSED[kind].description) if reason is None else (TORCH.name, reason)
     if name not in backends_on(device):
         known = name in BACKENDS or name in {backend.name for backend in FUSED.values()}
@@ -264,8 +260,6 @@ def explain_backend(name: str, device: str = "cpu", *rules: Rule, graph: str = "
             )
         if not all(isinstance(rule, str) for rule in rules):
             return TORCH.name, "plain torch for a rule given as a function"
-    if graph not in BACKENDS[name].graphs:
-        return TORCH.name, f"plain torch for a {graph} graph"
     return name, "requested by name"
 
 
@@ -274,6 +268,6 @@ def choose_backend(name: str, device: str = "cpu") -> str:
     return explain_backend(name, device)[0]
 
 
-def select_backend(name: str, device: str, *rules: Rule, graph: str = "regular") -> TorchBackend:
-    """Backend that runs these rules on a device and a kind of graph."""
-    return BACKENDS[explain_backend(name, device, *rules, graph=graph)[0]]
+def select_backend(name: str, device: str, *rules: Rule) -> TorchBackend:
+    """Backend that runs these rules on a device."""
+    return BACKENDS[explain_backend(name, device, *rules)[0]]

@@ -172,8 +172,7 @@ class QuaternionConv(nn.Module):
         if isinstance(graph, Tensor) and graph.dim() != 2:
             return False
         regular = edge_list(graph, None, x.shape[1], x.shape[1]) is None
-        kind = "regular" if regular else "ragged"
-        chosen = select_backend(self.backend, "cpu", *rules, graph=kind)
+        chosen = select_backend(self.backend, "cpu", *rules)
         return isinstance(chosen, CpuBackend) and (regular or not isinstance(graph, Tensor))
 
     def _fused(self, x: Tensor, graph: Graph, base: Any, keep: Tensor | None) -> Tensor:
