@@ -16,7 +16,7 @@ from quatsphere import quaternion_attention, to_csr
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry import sphere
-from quatsphere.kernels import backends, backends_on, cpu, explain_backend
+from quatsphere.kernels import backends_on
 from quatsphere.kernels.graphs import check_rotation, check_table
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
 
@@ -227,15 +227,6 @@ def test_a_transport_given_as_a_function() -> None:
     assert_same(results(given, graph, transport=message, backend="reference"), results(given, graph), 1e-10)
     with pytest.raises(ConfigError, match="a routing given as a function needs k neighbours"):
         quaternion_attention(**given, neighbours=graph, routing=lambda *_: torch.ones(1))
-
-
-@pytest.mark.parametrize("kind", ["ragged", "rotated"])
-def test_cpus_fuse_every_kind_of_graph_and_gpus_leave_it_to_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = "numba_cpu" if cpu.available() else "factored"
-    assert explain_backend("auto", "cpu", "alignment", graph=kind)[0] == expected
-    monkeypatch.setattr(backends.FUSED["cuda"], "supports", lambda *_: None)  # a GPU that passed its self-check
-    assert explain_backend("auto", "cuda", graph="regular")[0] == "triton_gpu"
-    assert explain_backend("auto", "cuda", graph=kind) == ("factored", f"plain torch for a {kind} graph")
 
 
 @pytest.mark.parametrize("backend", backends_on("cpu"))

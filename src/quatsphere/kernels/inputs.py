@@ -44,28 +44,11 @@ class AttentionInputs:
     keep_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_name("routing", self.routing, ROUTINGS)
-        check_name("transport", self.transport, (*TRANSPORTS, *ONE_WAY))
-        B, T, H, _ = self.target_field.shape
-        S, k = self.source_field.shape[1], self.neighbours.shape[-1]
-        check_shape("target_field", self.target_field, (B, T, H, 4))
-        check_shape("source_field", self.source_field, (B, S, H, 4))
-        check_shape("features", self.features, (B, S, H, self.features.shape[-2], 4))
-        check_shape("neighbours", self.neighbours, (T, k))
-        check_shape("beta", self.beta, (H,))
+        edges = self.target_field.shape[1], self.neighbours.shape[-1]
+        check_shape("neighbours", self.neighbours, edges)
         if self.neighbours.dtype != torch.int64:
             raise ConfigError(f"neighbours must be int64: got {self.neighbours.dtype}; call .long()")
-        if self.keep is not None:
-            check_shape("keep", self.keep, (B, T, k, H))
-            if self.keep.dtype != torch.bool:
-                raise ConfigError(
-                    f"keep must be bool: got {self.keep.dtype}; give the scale of kept weights as keep_scale"
-                )
-        if self.routing == "geometric":
-            if self.target_directions is None or self.source_directions is None:
-                raise ConfigError("routing 'geometric' needs target_directions (T, 3) and source_directions (S, 3)")
-            check_shape("target_directions", self.target_directions, (T, 3))
-            check_shape("source_directions", self.source_directions, (S, 3))
+        check_inputs(self, edges)
 
     def survivors(self, dtype: torch.dtype) -> Tensor | None:
         """Factor of the weights after the softmax: keep_scale where kept, else zero; None without dropout."""
@@ -93,6 +76,28 @@ class AttentionInputs:
     def _edges(self) -> tuple[int, ...]:
         B, T, H, _ = self.target_field.shape
         return B, T, self.neighbours.shape[1], H
+
+
+def check_inputs(inputs: Any, edges: tuple[int, ...]) -> None:
+    """Raise ConfigError for an unknown rule, or tensors that do not belong together; `edges` is the graph's shape."""
+    check_name("routing", inputs.routing, ROUTINGS)
+    check_name("transport", inputs.transport, (*TRANSPORTS, *ONE_WAY))
+    (B, T, H, _), S = inputs.target_field.shape, inputs.source_field.shape[1]
+    check_shape("target_field", inputs.target_field, (B, T, H, 4))
+    check_shape("source_field", inputs.source_field, (B, S, H, 4))
+    check_shape("features", inputs.features, (B, S, H, inputs.features.shape[-2], 4))
+    check_shape("beta", inputs.beta, (H,))
+    if inputs.keep is not None:
+        check_shape("keep", inputs.keep, (B, *edges, H))
+        if inputs.keep.dtype != torch.bool:
+            raise ConfigError(
+                f"keep must be bool: got {inputs.keep.dtype}; give the scale of kept weights as keep_scale"
+            )
+    if inputs.routing == "geometric":
+        if inputs.target_directions is None or inputs.source_directions is None:
+            raise ConfigError("routing 'geometric' needs target_directions (T, 3) and source_directions (S, 3)")
+        check_shape("target_directions", inputs.target_directions, (T, 3))
+        check_shape("source_directions", inputs.source_directions, (S, 3))
 
 
 def gather(x: Tensor, neighbours: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.quaternion import conjugate, left_matrix, multiply, to_rotation_matrix
 from quatsphere.kernels.graphs import EdgeList
-from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS, Rule, check_name, check_shape
+from quatsphere.kernels.inputs import Rule, check_inputs, check_shape
 from quatsphere.kernels.torch_backend import LIFT, LOWER, geometric_keys
 from quatsphere.kernels.transforms import transformed
 from quatsphere.torch_operators import operator
@@ -56,25 +56,7 @@ class RaggedInputs:
     def __post_init__(self) -> None:
         if not isinstance(self.routing, str):
             raise ConfigError("a routing given as a function needs k neighbours per target and no edge rotations")
-        check_name("routing", self.routing, ROUTINGS)
-        check_name("transport", self.transport, (*TRANSPORTS, *ONE_WAY))
-        B, T, H, _ = self.target_field.shape
-        S = self.source_field.shape[1]
-        check_shape("target_field", self.target_field, (B, T, H, 4))
-        check_shape("source_field", self.source_field, (B, S, H, 4))
-        check_shape("features", self.features, (B, S, H, self.features.shape[-2], 4))
-        check_shape("beta", self.beta, (H,))
-        if self.keep is not None:
-            check_shape("keep", self.keep, (B, len(self.graph.source), H))
-            if self.keep.dtype != torch.bool:
-                raise ConfigError(
-                    f"keep must be bool: got {self.keep.dtype}; give the scale of kept weights as keep_scale"
-                )
-        if self.routing == "geometric":
-            if self.target_directions is None or self.source_directions is None:
-                raise ConfigError("routing 'geometric' needs target_directions (T, 3) and source_directions (S, 3)")
-            check_shape("target_directions", self.target_directions, (T, 3))
-            check_shape("source_directions", self.source_directions, (S, 3))
+        check_inputs(self, tuple(self.graph.source.shape))
 
     def drop(self, weights: Tensor) -> Tensor:
         """Apply the dropout mask to the weights."""
