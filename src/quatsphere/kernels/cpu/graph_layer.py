@@ -40,7 +40,7 @@ def graph_layer(
     """
     table, rows = (graph, None) if isinstance(graph, Tensor) else (graph[1], graph[0])
     modes = ROUTINGS.index(rules[0]), TRANSPORTS.index(rules[1]), keep_scale
-    out: Tensor = _GraphLayer.apply(x, *projections, *network, bound, base, beta, table, rows, keep, *modes)  # type: ignore[no-untyped-call]
+    out: Tensor = _GraphLayer.apply(x, *projections, *network, bound, base, beta, table, rows, keep, *modes)
     return out
 
 
@@ -125,8 +125,10 @@ def _ragged(tensors: Any, source: Tensor, rows: Tensor) -> tuple[Any, ...]:
 def _plain(x: Tensor, first: Tensor, value: Tensor, *rest: Any) -> Tensor:
     """The same in plain torch."""
     *network, beta, table, rows, keep, routing, transport, keep_scale = rest
-    field = torch_backend.perturb(F.linear(x, first), *network, None, None, None)[0]
+    perturbed: tuple[Any, ...] = (F.linear(x, first), *network, None, None, None)
+    field = torch_backend.perturb(*perturbed)[0]
     tensors, modes = _split((field, F.linear(x, value), beta, keep), 1), (routing, transport, keep_scale)
     if rows is None:
-        return torch_backend.attend(*_regular(tensors, table), *modes)
+        regular: tuple[Any, ...] = (*_regular(tensors, table), *modes)
+        return torch_backend.attend(*regular)
     return plain_ragged(*_ragged(tensors, table, rows), *modes, False)
