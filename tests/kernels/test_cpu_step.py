@@ -124,6 +124,26 @@ def test_equals_separate_operators(
 
 
 @pytest.mark.parametrize("cross", [False, True])
+def test_autocast_narrows_the_first_product_only(cross: bool) -> None:
+    """Values and gradients under autocast are those in float64 up to the rounding of bfloat16 factors, eight bits."""
+    step, rules = make(3, (3, 12, 8, 2, 5), cross, dropped=True), ("alignment", "sandwich")
+    exact = run(parts, step, torch.float64, rules, "factored")
+
+    def narrow(given_: dict[str, Any]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            backend = select_backend("numba_cpu", "cpu")
+            assert backend.supports_step(given_["tokens"], given_["bases"][0]) is None
+            return whole(given_, rules)
+
+    found = run(narrow, step, torch.float32)
+    assert found[0].dtype == torch.float32
+    for value, expected in zip(found, exact, strict=True):
+        scale = max(float(expected.norm()), (3 * 12 * 8) ** 0.5)  # a bound's is a sum over vertices, which cancels
+        assert float((value.double() - expected).norm()) <= 2**-6 * scale
+    assert relative_error(found[0], exact[0]) > 1e-6  # the product was narrow
+
+
+@pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize(("heads", "channels"), [(16, 4), (4, 2), (3, 1), (5, 3)])
 def test_bit_identical_to_fused_separate_operators(heads: int, channels: int, cross: bool) -> None:
     step, rules = make(3, (4, 24, heads, channels, 8), cross, True), ("alignment", "sandwich")

@@ -128,9 +128,11 @@ class CpuBackend(FusedBackend):
         return "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def supports_step(self, tokens: Tensor, base: Tensor) -> str | None:
-        """One precision throughout, and no autocast."""
+        """One precision throughout, or float32 with products in bfloat16 under autocast."""
         if torch.is_autocast_enabled("cpu"):
-            return "autocast is on"
+            narrow = torch.get_autocast_dtype("cpu")
+            known = narrow == torch.bfloat16 and base.dtype == torch.float32
+            return None if known else f"autocast to {narrow}, quaternions are {base.dtype}"
         if tokens.dtype != base.dtype or tokens.dtype not in FUSED_DTYPES:
             return f"tokens are {tokens.dtype}, quaternions {base.dtype}"
         return None
@@ -180,6 +182,9 @@ class CpuBackend(FusedBackend):
 
     def step(self, inputs: FusedStepInputs) -> Tensor:
         """A whole step in one operator, which caches its packed constants where no gradient is needed."""
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.step(inputs.narrowed(torch.float32, torch.bfloat16))
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return cpu_step.step(*inputs.operands())[0]
         return cpu_step.infer(*inputs.operands())

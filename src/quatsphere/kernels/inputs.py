@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -170,6 +170,13 @@ class FusedStepInputs:
     masks: DropoutMasks
     routing: str
     transport: str
+
+    def narrowed(self, dtype: torch.dtype, first: torch.dtype) -> FusedStepInputs:
+        """The same inputs in one dtype, except the first layer, in whose dtype its products are computed."""
+        wide = {name: getattr(self, name) for name in ("tokens", "beta", "up", "down", "gate")}
+        wide = {name: None if value is None else value.to(dtype) for name, value in wide.items()}
+        shells = self.shells._replace(bounds=self.shells.bounds.to(dtype))
+        return replace(self, first=self.first.to(first), shells=shells, **wide)
 
     def operands(self) -> tuple[Any, ...]:
         """Arguments of the operator for whole steps, rules by their index in ROUTINGS and TRANSPORTS."""

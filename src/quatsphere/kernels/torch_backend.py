@@ -253,7 +253,7 @@ def step(
     transport: int,
 ) -> Tensor:
     """A whole step of QSV with the arguments of the fused operator, without its intermediate results."""
-    here, there = perturb(tokens @ first.T, inner, weight, bias, bounds, source, target, indices, shares)
+    here, there = perturb(narrow_product(tokens, first), inner, weight, bias, bounds, source, target, indices, shares)
     features, rules = tokens.unflatten(2, (beta.shape[0], -1, 4)), (routing, transport, edge_scale)
     targets = here if target is None else there
     aggregated = attend(targets, here, features, neighbours, beta, keep_edges, None, None, *rules).flatten(3)
@@ -262,6 +262,11 @@ def step(
     if gate is None or indices is None or shares is None:
         return update + tokens
     return resample_onto(update, gate, tokens, indices, shares)
+
+
+def narrow_product(tokens: Tensor, first: Tensor) -> Tensor:
+    """tokens firstᵀ, multiplied in the dtype of `first` and returned in that of the tokens."""
+    return (tokens.to(first.dtype) @ first.T).to(tokens.dtype)
 
 
 def _drop(x: Tensor, keep: Tensor | None, keep_scale: float) -> Tensor:

@@ -50,10 +50,11 @@ def step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """keep_update FFN(attention(x)) + residual for tokens x (B, S, d).
 
-    first (d, d), inner, weight and bias are the perturbation network; source and target the bases of the shells with
-    their bounds; up and down the Hamilton block; gate, indices and mix_weights the interpolated residual. A step within
-    a shell has no target, no interpolation and no gate. Returns the result (B, T, d) and, for the gradient, the
-    network's hidden rows (B, S, d), both fields (the second empty within a shell) and the aggregate (B, T, d).
+    first (d, d), inner, weight and bias are the perturbation network (the product with `first` and its gradients are
+    computed in the dtype of `first`, float or bfloat16); source and target the bases of the shells with their bounds;
+    up and down the Hamilton block; gate, indices and mix_weights the interpolated residual. A step within a shell has
+    no target, no interpolation and no gate. Returns the result (B, T, d) and, for the gradient, the network's hidden
+    rows (B, S, d), both fields (the second empty within a shell) and the aggregate (B, T, d).
     """
     parameters = (inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights)
     dropped, scales = (keep_edges is not None, keep_update is not None), (edge_scale, update_scale)
@@ -104,7 +105,7 @@ def _run(
     from quatsphere.kernels.cpu.loops.step import StepArguments, run_step
 
     (shells, inputs, sizes, post), (B, _, d) = arguments, tokens.shape
-    rows = torch.mm(tokens.flatten(0, 1), first.t()).view(tokens.shape)
+    rows = torch_backend.narrow_product(tokens.flatten(0, 1), first).view(tokens.shape)
     fields = empty_fields(tokens, source, target)
     aggregated, out = tokens.new_empty(B, sizes.targets, d), tokens.new_empty(B, sizes.targets, d)
     hidden, x = flat(rows), flat(tokens)
@@ -157,13 +158,18 @@ def step_backward(
 
 def _first_layer_backward(rows_grad: Tensor, tokens: Tensor, first: Tensor, tokens_grad: Tensor) -> Tensor:
     """Gradient of `first` in rows = tokens firstᵀ (B, S, d); that of the tokens is added to `tokens_grad`."""
-    total = torch.zeros_like(first)
+    total = torch.zeros_like(first, dtype=tokens.dtype)
     blocks = (tensor.split(IMAGES_PER_BLOCK) for tensor in (rows_grad, tokens, tokens_grad))
     for block in zip(*blocks, strict=True):
         grad, x, x_grad = (tensor.flatten(0, 1) for tensor in block)
-        x_grad.addmm_(grad, first)
-        total.addmm_(grad.t(), x)
-    return total
+        if first.dtype == x.dtype:
+            x_grad.addmm_(grad, first)
+            total.addmm_(grad.t(), x)
+        else:
+            narrow = grad.to(first.dtype)
+            x_grad.add_(narrow @ first)
+            total.add_(narrow.t() @ x.to(first.dtype))
+    return total.to(first.dtype)
 
 
 @step.register_fake
@@ -175,7 +181,7 @@ def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @step_backward.register_fake
 def _(gradient: Tensor, *rest: Any) -> list[Tensor]:
-    return [gradient.new_empty(0 if tensor is None else tensor.shape) for tensor in rest[4:16]]
+    return [gradient.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape) for tensor in rest[4:16]]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
