@@ -14,7 +14,9 @@ from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs, working_dtype
-from quatsphere.kernels.operators import backward_operator, register_backward
+from quatsphere.kernels.operators import backward_operator
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.randomness import draw_mask
 from quatsphere.torch_operators import operator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -39,12 +41,14 @@ def quaternion_attention(inputs: AttentionInputs) -> Tensor:
         inputs.features,
         inputs.neighbours,
         inputs.beta,
-        inputs.survivors(torch.promote_types(inputs.beta.dtype, torch.float32)),
+        inputs.keep,
         inputs.target_directions,
         inputs.source_directions,
         ROUTINGS.index(inputs.routing),
         TRANSPORTS.index(inputs.transport),
-    )
+        0,
+        inputs.keep_scale,
+    )[0]
 
 
 @operator("attend_gpu")
@@ -59,31 +63,36 @@ def attend_gpu(
     source_directions: Tensor | None,
     routing: int,
     transport: int,
-) -> Tensor:
-    """`quaternion_attention` of the fields of `AttentionInputs`; routing and transport are indices into their lists."""
-    from quatsphere.kernels.gpu.launch import launch_attention
+    site: int,
+    keep_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`quaternion_attention` of the fields of `AttentionInputs`, and the logarithms of the softmax's sums (B, T, H).
+
+    Routing and transport are indices into their lists. `keep` is a mask or the keys (B,) of a mask that the kernels
+    hash, equal to `randomness.draw_mask(keep, site, (T, k, H), rate)` with the rate of this keep_scale.
+    """
+    from quatsphere.kernels.gpu.launch import Modes, launch_attention
 
     tensors = (target_field, source_field, features, neighbours, beta, keep, target_directions, source_directions)
-    out = _new_output(tensors)
-    launch_attention(tensors, routing, transport, out)
-    return out
+    outputs = _new_outputs(tensors)
+    launch_attention(tensors, Modes(routing, transport, site, keep_scale), *outputs)
+    return outputs
 
 
-@backward_operator(attend_gpu, ("gradient", "out"), device=None)
-def attend_gpu_backward(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
+@backward_operator(attend_gpu, ("gradient", "out", "log_sums"), device=None)
+def attend_gpu_backward(gradient: Tensor, out: Tensor, log_sums: Tensor, *inputs: Any) -> list[Tensor]:
     """Gradients of (target_field, source_field, features, beta, target_directions, source_directions)."""
-    from quatsphere.kernels.gpu.launch import launch_attention_backward
+    from quatsphere.kernels.gpu.launch import Modes, launch_attention_backward
 
     into = _new_gradients(inputs)
-    *tensors, routing, transport = inputs
-    launch_attention_backward(tuple(tensors), routing, transport, (gradient, out), into)
+    launch_attention_backward(inputs[:8], Modes(*inputs[8:]), (gradient, out, log_sums), into)
     return into
 
 
-def _new_output(inputs: tuple[Any, ...]) -> Tensor:
+def _new_outputs(inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     target_field, source_field, features, _, beta, *_ = inputs
-    shape = (features.shape[0], target_field.shape[1], *features.shape[2:])
-    return features.new_empty(shape, dtype=working_dtype(target_field, source_field, features, beta))
+    dtype, (B, T, H, _) = working_dtype(target_field, source_field, features, beta), target_field.shape
+    return features.new_empty(B, T, *features.shape[2:], dtype=dtype), features.new_empty(B, T, H, dtype=dtype)
 
 
 def _new_gradients(inputs: tuple[Any, ...]) -> list[Tensor]:
@@ -95,24 +104,46 @@ def _new_gradients(inputs: tuple[Any, ...]) -> list[Tensor]:
 
 
 @attend_gpu.register_fake
-def _(*inputs: Any) -> Tensor:
-    return _new_output(inputs)
+def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+    return _new_outputs(inputs)
 
 
 @attend_gpu_backward.register_fake
-def _(gradient: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
+def _(gradient: Tensor, out: Tensor, log_sums: Tensor, *inputs: Any) -> list[Tensor]:
     return _new_gradients(inputs)
 
 
 def _plain(*inputs: Any) -> Tensor:
-    """`attend_gpu` in plain torch."""
-    target_field, source_field, features, neighbours, beta, keep, *directions, routing, transport = inputs
+    """The first result of `attend_gpu` in plain torch."""
+    target_field, source_field, features, neighbours, beta, keep, *directions, routing, transport, site, scale = inputs
     tensors = (target_field, source_field, features, beta)
     target, source, wide, beta = (x.to(working_dtype(*tensors)) for x in tensors)
-    modes = (ROUTINGS[routing], TRANSPORTS[transport])
-    problem = AttentionInputs(target, source, wide, neighbours, beta, *modes, None, *directions)
-    weights = torch_backend.edge_weights(problem)
-    return torch_backend.aggregate(problem, weights if keep is None else weights * keep)
+    mask = stored_mask(keep, site, (*neighbours.shape, len(beta)), scale)
+    rest = (ROUTINGS[routing], TRANSPORTS[transport], mask, *directions, scale)
+    return torch_backend.quaternion_attention(AttentionInputs(target, source, wide, neighbours, beta, *rest))
 
 
-register_backward(attend_gpu, attend_gpu_backward, _plain, 8, (0, 1, 2, 4, 6, 7), save_output=True)
+def stored_mask(keep: Tensor | None, site: int, shape: tuple[int, ...], keep_scale: float) -> Tensor | None:
+    """The mask that a kernel hashes from keys, or the given one."""
+    if keep is None or keep.dtype == torch.bool:
+        return keep
+    return draw_mask(keep, site, shape, 1 - 1 / keep_scale)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, *inputs[:8])
+    ctx.constants = inputs[8:]
+
+
+def _backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 12
+    if differentiated_again():
+        return plain_gradients(_plain, (*ctx.saved_tensors[2:], *ctx.constants), gradient)
+    found = attend_gpu_backward(gradient, *ctx.saved_tensors, *ctx.constants)
+    by_input = dict(zip((0, 1, 2, 4, 6, 7), found, strict=True))
+    return tuple(by_input.get(i) if needed else None for i, needed in enumerate(ctx.needs_input_grad))
+
+
+attend_gpu.register_autograd(_backward, setup_context=_save)

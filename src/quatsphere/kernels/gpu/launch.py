@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels: shared tables and the split of the work into programs."""
+"""Launches of the attention kernels: shared tables, blocks and warps."""
 
 from typing import Any, NamedTuple
 
@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quatsphere.kernels.gpu import kernels
+from quatsphere.kernels.gpu.kernels import attention, attention_backward
 from quatsphere.kernels.inputs import ROUTINGS
 
-ELEMENTS_PER_PROGRAM = 512
-"""Elements of one component per program (items x slots x channels), for which no kernel spills registers on sm_80."""
-EDGES_PER_ROUND = 16
-"""Incoming edges of a source that a program processes together."""
+CHUNK, BACKWARD_CHUNK = 16, 8
+"""Neighbours that a program processes together; with these no kernel spills registers."""
+LIFTED = 1024
+"""Numbers that a program lifts."""
 ACCUMULATE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -30,6 +30,20 @@ class LaunchInputs(NamedTuple):
     source_directions: Tensor
 
 
+class Modes(NamedTuple):
+    """Indices of the rules, the site of a hashed mask, and the scale of kept weights."""
+
+    routing: int
+    transport: int
+    site: int
+    keep_scale: float
+
+    @property
+    def geometric(self) -> bool:
+        """Whether scores depend on directions."""
+        return ROUTINGS[self.routing] == "geometric"
+
+
 class LaunchSizes(NamedTuple):
     """B, T, S, k, H, Q."""
 
@@ -41,92 +55,115 @@ class LaunchSizes(NamedTuple):
     channels: int
 
 
+def mask_arguments(keep: Tensor | None, site: int, keep_scale: float) -> tuple[tuple[int, int], dict[str, Any]]:
+    """((site, threshold), constants) of a dropout mask: a bool tensor, or the int64 keys (B,) of a hashed one."""
+    dropped = dropped_by(keep_scale)
+    mode = 0 if keep is None else 1 if keep.dtype == torch.bool else 2
+    return (site, dropped - 2**15), {"KEEP": mode, "KEEP_SCALE": 1.0 if keep is None else keep_scale}
+
+
+def dropped_by(keep_scale: float) -> int:
+    """Dropout rate in units of 2**-16 whose survivors have this scale (`randomness.keep_scale`)."""
+    return 2**16 - round(2**16 / keep_scale)
+
+
 class LaunchPlan(NamedTuple):
     """Inputs and the constants that the kernels are compiled with."""
 
     inputs: LaunchInputs
     sizes: LaunchSizes
-    keep: bool
-    constants: dict[str, Any]
+    modes: Modes
+    mask: tuple[tuple[int, int], dict[str, Any]]
     dtype: torch.dtype
 
-    def grid(self, vertices: int, slots: int) -> tuple[tuple[int], int, dict[str, Any]]:
-        """(grid, number of items, constants) of a kernel over all heads of `vertices` vertices per image."""
-        slots, channels = triton.next_power_of_2(slots), triton.next_power_of_2(self.sizes.channels)
-        items = max(1, ELEMENTS_PER_PROGRAM // (slots * channels))
-        count = self.sizes.images * vertices * self.sizes.heads
-        blocks = {"N": items, "SLOTS": slots, "CHANNELS": channels}
-        return (triton.cdiv(count, items),), count, {**blocks, **self.constants}
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Constants of all kernels."""
+        rules = {"ROUTING": self.modes.routing, "TRANSPORT": self.modes.transport}
+        sizes = {"H": self.sizes.heads, "Q": self.sizes.channels}
+        return {**rules, **sizes, "ACCUMULATE": ACCUMULATE[self.dtype]}
+
+    def blocks(self, chunk: int) -> dict[str, Any]:
+        """Constants of the kernels of vertices, with `chunk` edges at a time in as few warps as hold them."""
+        heads, channels = (triton.next_power_of_2(n) for n in (self.sizes.heads, self.sizes.channels))
+        row = heads * 4 * channels
+        chunk = max(1, min(triton.next_power_of_2(self.sizes.neighbours), chunk, 2**15 // row))
+        warps = min(8, max(1, chunk * row // 2**12))
+        blocks = {"HEADS": heads, "CHANNELS": channels, "CHUNK": chunk, "K": self.sizes.neighbours}
+        return {**self.rules, **blocks, "num_warps": warps}
 
     def table(self, *shape: int) -> Tensor:
         """Uninitialised table (B, *shape) in the accumulation type."""
         return self.inputs.features.new_empty(self.sizes.images, *shape, dtype=self.dtype)
 
+    @property
+    def no_table(self) -> Tensor:
+        """Tensor in the place of a table that is neither read nor written."""
+        return self.inputs.beta
 
-def make_launch_plan(tensors: tuple[Any, ...], routing: int, transport: int, dtype: torch.dtype) -> LaunchPlan:
+
+def make_launch_plan(tensors: tuple[Any, ...], modes: Modes, dtype: torch.dtype) -> LaunchPlan:
     """Plan of an attention problem with sums in `dtype`."""
     _, _, features, neighbours, beta, keep, *_ = tensors
     inputs = LaunchInputs(*((beta if tensor is None else tensor).contiguous() for tensor in tensors))
     B, S, H, Q, _ = features.shape
     T, k = neighbours.shape
-    inside = ((neighbours >= 0) & (neighbours < S)).all()  # checked by the device, without synchronisation
-    torch._assert_async(inside, f"neighbours must lie in 0..{S - 1}, the source vertices")
-    constants = {"ROUTING": routing, "TRANSPORT": transport, "ACCUMULATE": ACCUMULATE[dtype], "enable_fp_fusion": True}
-    return LaunchPlan(inputs, LaunchSizes(B, T, S, k, H, Q), keep is not None, constants, dtype)
+    mask = mask_arguments(keep, modes.site, modes.keep_scale)
+    return LaunchPlan(inputs, LaunchSizes(B, T, S, k, H, Q), modes, mask, dtype)
 
 
-def launch_attention(tensors: tuple[Any, ...], routing: int, transport: int, out: Tensor) -> None:
-    """Lift, route, sum and lower into `out` (B, T, H, Q, 4)."""
+def launch_attention(tensors: tuple[Any, ...], modes: Modes, out: Tensor, log_sums: Tensor) -> None:
+    """Lift, route, sum and lower into `out` (B, T, H, Q, 4); the logarithms of the softmax's sums into (B, T, H)."""
     with torch.cuda.device_of(out):
-        plan = make_launch_plan(tensors, routing, transport, out.dtype)
-        inputs, (_, T, S, k, H, Q) = plan.inputs, plan.sizes
-        lifted, keys = _lift_sources(plan)
-        grid, count, constants = plan.grid(T, k)
-        kernels.attend_kernel[grid](
-            inputs.target_field, lifted, keys, inputs.neighbours, inputs.beta, inputs.keep, inputs.target_directions,
-            out, count, T, S, k, H, Q, KEEP=plan.keep, **constants,
+        plan = make_launch_plan(tensors, modes, out.dtype)
+        inputs, (B, T, S, *_) = plan.inputs, plan.sizes
+        attention.attend_kernel[(T, B)](
+            inputs.target_field, *_lift_sources(plan), inputs.neighbours, inputs.beta, inputs.keep,
+            inputs.target_directions, out, log_sums, T, S, *plan.mask[0], **plan.mask[1], **plan.blocks(CHUNK),
         )  # fmt: skip
 
 
 def launch_attention_backward(
-    tensors: tuple[Any, ...], routing: int, transport: int, outputs: tuple[Tensor, Tensor], into: list[Tensor]
+    tensors: tuple[Any, ...], modes: Modes, outputs: tuple[Tensor, Tensor, Tensor], into: list[Tensor]
 ) -> None:
-    """Gradients of fields, features, beta and directions into `into`, from (output gradient, output)."""
+    """Gradients of fields, features, beta and directions into `into`, from (output gradient, output, log-sums)."""
     with torch.cuda.device_of(outputs[1]):
-        plan = make_launch_plan(tensors, routing, transport, outputs[1].dtype)
+        plan = make_launch_plan(tensors, modes, outputs[1].dtype)
         lifted, keys = _lift_sources(plan)
         tables, beta_parts, target_parts = _target_gradients(plan, outputs, lifted, keys, into[0])
         source_parts = _source_gradients(plan, lifted, tables, into[1], into[2])
-        if ROUTINGS[routing] != "uniform":
+        if ROUTINGS[modes.routing] != "uniform":
             into[3].copy_(beta_parts.sum((0, 1), dtype=torch.float64))
-        if ROUTINGS[routing] == "geometric":
+        if modes.geometric:
             into[4].copy_(target_parts.sum((0, 2), dtype=torch.float64))
             into[5].copy_(source_parts.sum((0, 2), dtype=torch.float64))
 
 
 def _lift_sources(plan: LaunchPlan) -> tuple[Tensor, Tensor]:
-    """(lifted features (B, S, 4, H, Q), keys (B, S, 4, H))."""
-    inputs, (_, _, S, _, H, Q) = plan.inputs, plan.sizes
-    lifted, keys = plan.table(S, 4, H, Q), plan.table(S, 4, H)
-    grid, count, constants = plan.grid(S, 1)
-    kernels.lift_sources_kernel[grid](
-        inputs.source_field, inputs.features, inputs.source_directions, lifted, keys, count, S, H, Q, **constants
-    )
+    """(lifted features (B, S, H, Q, 4), keys (B, S, H, 4)); keys are the field itself except for `geometric`."""
+    inputs, (B, _, S, _, H, Q) = plan.inputs, plan.sizes
+    lifted, keys = plan.table(S, H, Q, 4), plan.table(S, H, 4) if plan.modes.geometric else inputs.source_field
+    channels, count = triton.next_power_of_2(Q), B * S * H
+    items = max(1, LIFTED // (4 * channels))
+    attention.lift_sources_kernel[(triton.cdiv(count, items),)](
+        inputs.source_field, inputs.features, inputs.source_directions, lifted, keys, count, S,
+        CHANNELS=channels, N=items, num_warps=4, **plan.rules,
+    )  # fmt: skip
     return lifted, keys
 
 
 def _target_gradients(
-    plan: LaunchPlan, outputs: tuple[Tensor, Tensor], lifted: Tensor, keys: Tensor, field_gradient: Tensor
+    plan: LaunchPlan, outputs: tuple[Tensor, Tensor, Tensor], lifted: Tensor, keys: Tensor, field_gradient: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, Tensor]:
     """(tables for the sources: lifted gradient, keys, kept weights, score gradients; parts of dβ; parts of dp_i)."""
-    inputs, (_, T, S, k, H, Q) = plan.inputs, plan.sizes
-    tables = plan.table(T, 4, H, Q), plan.table(T, 4, H), plan.table(T, k, H), plan.table(T, k, H)
-    beta_parts, direction_parts = plan.table(T, H), plan.table(T, H, 3)
-    grid, count, constants = plan.grid(T, k)
-    kernels.target_gradients_kernel[grid](
-        outputs[0].contiguous(), outputs[1].contiguous(), inputs.target_field, lifted, keys, inputs.neighbours,
+    inputs, (B, T, S, k, H, Q) = plan.inputs, plan.sizes
+    target_keys = plan.table(T, H, 4) if plan.modes.geometric else inputs.target_field
+    tables = plan.table(T, H, Q, 4), target_keys, plan.table(T, k, H), plan.table(T, k, H)
+    beta_parts, direction_parts = plan.table(T, H), plan.table(T, H, 3) if plan.modes.geometric else plan.no_table
+    attention_backward.target_gradients_kernel[(T, B)](
+        *(tensor.contiguous() for tensor in outputs), inputs.target_field, lifted, keys, inputs.neighbours,
         inputs.beta, inputs.keep, inputs.target_directions, *tables, field_gradient, beta_parts, direction_parts,
-        count, T, S, k, H, Q, KEEP=plan.keep, **constants,
+        T, S, *plan.mask[0], **plan.mask[1], **plan.blocks(BACKWARD_CHUNK),
     )  # fmt: skip
     return tables, beta_parts, direction_parts
 
@@ -139,15 +176,16 @@ def _source_gradients(
     features_gradient: Tensor,
 ) -> Tensor:
     """Write dx_j and dq_j; return the parts of dp_j (B, S, H, 3)."""
-    inputs, (_, T, S, k, H, Q) = plan.inputs, plan.sizes
-    ends, edges = inputs.neighbours.reshape(-1).sort(
-        stable=True
-    )  # the edges into j are edges[offsets[j]:offsets[j + 1]]
-    offsets = torch.searchsorted(ends, torch.arange(S + 1, device=ends.device))
-    direction_parts = plan.table(S, H, 3)
-    grid, count, constants = plan.grid(S, EDGES_PER_ROUND)
-    kernels.source_gradients_kernel[grid](
-        inputs.source_field, lifted, inputs.source_directions, offsets, edges, *tables,
-        features_gradient, field_gradient, direction_parts, count, T, S, k, H, Q, **constants,
+    inputs, (B, T, S, _, H, _) = plan.inputs, plan.sizes
+    direction_parts = plan.table(S, H, 3) if plan.modes.geometric else plan.no_table
+    attention_backward.source_gradients_kernel[(S, B)](
+        inputs.source_field, lifted, inputs.source_directions, *reversed_edges(inputs.neighbours, S), *tables,
+        features_gradient, field_gradient, direction_parts, T, S, **plan.blocks(BACKWARD_CHUNK),
     )  # fmt: skip
     return direction_parts
+
+
+def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:
+    """(offsets (sources + 1,), edges): the edges into source j are edges[offsets[j]:offsets[j + 1]], in their order."""
+    ends, edges = neighbours.reshape(-1).sort(stable=True)
+    return torch.searchsorted(ends, torch.arange(sources + 1, device=ends.device)), edges

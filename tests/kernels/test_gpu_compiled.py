@@ -1,0 +1,110 @@
+"""What the Triton kernels cost, without a GPU: compiled for three architectures, in budgets that may only fall.
+
+Paper size: 16 neighbours, 16 heads of 4 channels, masks hashed in the kernels. Instructions are those of all warps for
+one vertex; a loop over edges counts as often as 16 edges need. Run with `-s` for the table of docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.compiled_kernels import Cost, Launch, compile_launch, read_cost, record_launches
+from helpers.kernel_inputs import make_problem
+
+from quatsphere.kernels.gpu import attention as gpu_attention
+from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, working_dtype
+
+pytest.importorskip("triton")
+if gpu_attention.INTERPRETED:
+    pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
+
+from quatsphere.kernels.gpu import launch
+
+B, T, S, K, H, Q = PAPER = (2, 384, 320, 16, 16, 4)
+BUDGETS = {
+    "lift_sources": (150, 64, 4),
+    "attend": (890, 168, 11),
+    "target_gradients": (1970, 255, 20),
+    "source_gradients": (1080, 128, 20),
+}
+"""Kernel -> (instructions per vertex, registers, loads of 32 bits), the largest of sm_80, sm_86 and sm_90."""
+VERTICES = {"lift_sources": S, "source_gradients": S}
+ARCHITECTURES = [80, pytest.param(86, marks=pytest.mark.slow), pytest.param(90, marks=pytest.mark.slow)]
+
+
+def attention_launches(
+    sizes: tuple[int, ...], routing: str, transport: str, keep: str | None, dtype: torch.dtype, patch: Any
+) -> list[Launch]:
+    """Launches of a forward and backward pass, on CPU tensors that are never read."""
+    problem = make_problem(0, sizes, routing, transport, keep is not None)
+    mask = {None: None, "stored": problem.keep, "hashed": torch.zeros(sizes[0], dtype=torch.int64)}[keep]
+    tensors = [problem.target_field, problem.source_field, problem.features, problem.neighbours, problem.beta]
+    tensors += [mask, problem.target_directions, problem.source_directions]
+    tensors = [t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors]
+    modes = launch.Modes(ROUTINGS.index(routing), TRANSPORTS.index(transport), 2**62 + 1, 1.25)
+    wide = working_dtype(tensors[2])
+    out = torch.zeros(sizes[0], sizes[1], *tensors[2].shape[2:], dtype=wide)
+    sums = torch.zeros(out.shape[:3], dtype=wide)
+    with patch.context() as recording:
+        launches = record_launches(recording)
+        launch.launch_attention(tuple(tensors), modes, out, sums)
+        into = [torch.zeros_like(tensors[index]) for index in (0, 1, 2, 4, 6, 7)]
+        launch.launch_attention_backward(tuple(tensors), modes, (out, out, sums), into)
+    return launches
+
+
+def cost_per_vertex(launched: Launch, architecture: int) -> Cost:
+    """Cost of a kernel, with the instructions of all warps of all programs for one vertex."""
+    rounds = math.ceil(K / launched.constants.get("CHUNK", K))
+    cost = read_cost(compile_launch(launched, ("cuda", architecture, 32)), rounds)
+    share = launched.programs * launched.constants.get("num_warps", 4) / (B * VERTICES.get(launched.name, T))
+    return cost._replace(instructions=math.ceil(cost.instructions * share))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attention_stays_within_its_budget(architecture: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    launches = attention_launches(PAPER, "alignment", "sandwich", "hashed", torch.float32, monkeypatch)
+    assert_within_budgets({launched.name: launched for launched in launches}, architecture)
+
+
+def assert_within_budgets(launches: dict[str, Launch], architecture: int) -> None:
+    for name, launched in launches.items():
+        cost = cost_per_vertex(launched, architecture)
+        print(f"| {name} | sm_{architecture} | {cost.registers} | {cost.stack} | {cost.instructions:,} |")
+        instructions, registers, narrow = BUDGETS[name]
+        assert cost.stack == 0, name
+        assert cost.instructions <= instructions, (name, cost)
+        assert cost.registers <= registers, (name, cost)
+        assert cost.narrow_loads <= narrow, (name, cost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "routing", "transport", "keep", "dtype"),
+    [
+        ((2, 20, 18, 16, 16, 4), "alignment", "sandwich", "hashed", torch.bfloat16),
+        ((1, 4, 3, 1, 1, 1), "geometric", "one_sided", None, torch.float64),
+        ((1, 4, 3, 3, 5, 3), "absolute", "identity", None, torch.float32),
+        ((1, 4, 40, 33, 5, 3), "uniform", "sandwich", "stored", torch.float32),
+    ],
+)
+def test_every_kernel_compiles_for_gpus(
+    sizes: Any,
+    routing: str,
+    transport: str,
+    keep: str | None,
+    dtype: torch.dtype,
+    target: Any,
+    monkeypatch: Any,
+    tmp_path: Path,
+) -> None:
+    """Machine code for NVIDIA's sm_80 and sm_90 and AMD's gfx942."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for launched in attention_launches(sizes, routing, transport, keep, dtype, monkeypatch):
+        assert compile_launch(launched, target).asm["cubin" if target[0] == "cuda" else "hsaco"]
