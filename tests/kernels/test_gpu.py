@@ -15,6 +15,7 @@ from quatsphere.kernels import backends
 from quatsphere.kernels.gpu import attention as gpu_attention
 
 HERE = Path(__file__).parent
+KERNEL_TESTS = [str(HERE / name) for name in ("test_gpu_kernels.py", "test_gpu_step.py")]
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_kernels.py runs on the GPU itself")
 
 
@@ -28,13 +29,13 @@ def run_interpreted(*words: str) -> None:
 
 @no_gpu
 def test_equals_reference_in_the_interpreter() -> None:
-    run_interpreted(str(HERE / "test_gpu_kernels.py"), "-m", "not slow")
+    run_interpreted(*KERNEL_TESTS, "-m", "not slow")
 
 
 @no_gpu
 @pytest.mark.slow
 def test_equals_reference_in_the_interpreter_slow() -> None:
-    run_interpreted(str(HERE / "test_gpu_kernels.py"), "-m", "slow")
+    run_interpreted(*KERNEL_TESTS, "-m", "slow")
 
 
 @no_gpu

@@ -19,11 +19,14 @@ from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.cpu import step as cpu_step
 from quatsphere.kernels.gpu import attention as gpu_attention
 from quatsphere.kernels.gpu import ragged as gpu_ragged
+from quatsphere.kernels.gpu import step as gpu_step
 from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.ragged import RaggedInputs
 from quatsphere.kernels.transforms import transformed
 
 FUSED_DTYPES = (torch.float32, torch.float64)
+MAX_GRID = 2**16 - 1
+"""Images of one batch that the grid of a GPU kernel can hold."""
 
 
 class TorchBackend:
@@ -33,6 +36,8 @@ class TorchBackend:
     description = "plain torch"
     widens = True
     """True if the attention kernel needs all inputs in one dtype."""
+    hashes_masks = False
+    """True if the operator for a whole step takes keys in place of dropout masks."""
 
     def supports(self, device: str, *rules: Rule) -> str | None:
         """Return why the backend does not run these rules on a device, or None if it does."""
@@ -191,10 +196,11 @@ class CpuBackend(FusedBackend):
 
 
 class GpuBackend(FusedBackend):
-    """Triton's attention kernel, which reads narrow features as they are; all else is torch's."""
+    """Triton's kernels for the attention and for a whole step, which read narrow features as they are."""
 
     name, description = "triton_gpu", "fused kernels for the GPU, equal to plain torch in a self-check"
     widens = False
+    hashes_masks = True
 
     def installed(self) -> bool:
         """Return whether Triton is installed and torch was built for GPUs."""
@@ -216,14 +222,30 @@ class GpuBackend(FusedBackend):
         fault = self_check.fault_on(device)
         return None if fault is None else f"the fused kernel failed its self-check: {fault}"
 
+    def supports_step(self, tokens: Tensor, base: Tensor) -> str | None:
+        """Quaternions of float32 or float64, and tokens of the same dtype or under autocast."""
+        if base.dtype not in FUSED_DTYPES or len(tokens) > MAX_GRID:
+            return f"quaternions are {base.dtype} of {len(tokens)} images"
+        if tokens.dtype != base.dtype and not torch.is_autocast_enabled(tokens.device.type):
+            return f"tokens are {tokens.dtype}, quaternions {base.dtype}"
+        return None
+
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """Σ_j C_ij m_ij with two numbers per edge and head in memory."""
+        if len(inputs.features) > MAX_GRID:
+            return super().attention(inputs)
         return gpu_attention.quaternion_attention(inputs)
 
     def ragged_attention(self, inputs: RaggedInputs) -> Tensor:
         """The same over a sorted edge list: Triton's sums over the edges, torch's products per vertex."""
         gpu_ragged.register()
         return super().ragged_attention(replace(inputs, features=inputs.features.to(inputs.target_field.dtype)))
+
+    def step(self, inputs: FusedStepInputs) -> Tensor:
+        """A whole step in one operator: Triton's kernels around torch's matrix products."""
+        kind = inputs.tokens.device.type
+        products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.tokens.dtype
+        return gpu_step.step_gpu(*inputs.operands(), *inputs.masks[4:], products)[0]
 
 
 TORCH = TorchBackend()

@@ -141,12 +141,17 @@ class ShellPair(NamedTuple):
 
 
 class DropoutMasks(NamedTuple):
-    """Dropout of the weights (B, T, k, H) and of the update (B, T, d): masks or None, and scales of the kept."""
+    """Dropout of the weights (B, T, k, H) and of the update (B, T, d): masks or None, and scales of the kept.
+
+    For a backend that hashes masks itself, keys (B,) and a site in place of a mask (`randomness.draw_mask`).
+    """
 
     edges: Tensor | None
     update: Tensor | None
     edge_scale: float
     update_scale: float
+    edge_site: int = 0
+    update_site: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ class FusedStepInputs:
         """Arguments of the operator for whole steps, rules by their index in ROUTINGS and TRANSPORTS."""
         rules = ROUTINGS.index(self.routing), TRANSPORTS.index(self.transport)
         parameters = (self.first, *self.network, *self.shells, self.beta, self.up, self.down, self.gate)
-        return self.tokens, *parameters, self.neighbours, *(self.mixing or (None, None)), *self.masks, *rules
+        return self.tokens, *parameters, self.neighbours, *(self.mixing or (None, None)), *self.masks[:4], *rules
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

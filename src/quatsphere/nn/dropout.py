@@ -26,6 +26,10 @@ class KeyedDropout(nn.Module):
             return None
         return keep_mask(keys, self.site, shape, self.rate)
 
+    def hashed_mask(self, keys: Int[Tensor, "b"]) -> Int[Tensor, "b"] | None:
+        """Keys in place of the mask, for kernels that compute the mask from them and `site`; None without dropout."""
+        return keys if self.training and self.rate > 0 else None
+
     def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
         """Apply dropout to x."""
         mask = self.mask(keys, tuple(x.shape[1:]))

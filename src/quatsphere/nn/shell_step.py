@@ -90,13 +90,13 @@ class ShellState(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, dropout masks."""
+    """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, keys of dropout."""
 
     tokens: Tensor
     source: ShellState
     target: ShellState
     graph: Graph
-    masks: DropoutMasks
+    keys: Tensor
 
     @property
     def fields(self) -> list[ShellField]:
@@ -140,13 +140,20 @@ class ShellStep(nn.Module):
         trace: Trace,
     ) -> Float[Tensor, "b t d"]:
         """Tokens of the source shell -> tokens of the target shell, by the first backend that supports the step."""
-        edges = (*graph.neighbours.shape, source.field.base.shape[1])
-        weights = self.attention_dropout.mask(keys, edges)
-        update = self.output_dropout.mask(keys, (graph.neighbours.shape[0], tokens.shape[2]))
-        masks = DropoutMasks(weights, update, self.attention_dropout.scale, self.output_dropout.scale)
-        inputs = StepInputs(tokens, source, target, graph, masks)
+        inputs = StepInputs(tokens, source, target, graph, keys)
         backend = next(backend for backend in STEP_BACKENDS if backend.supports(self, inputs, trace) is None)
         return backend.step(self, inputs, trace)
+
+    def masks(self, inputs: StepInputs, hashed: bool = False) -> DropoutMasks:
+        """Dropout masks of the weights and of the update, or what a kernel computes them from."""
+        attention, output, keys = self.attention_dropout, self.output_dropout, inputs.keys
+        if hashed:
+            masks = (attention.hashed_mask(keys), output.hashed_mask(keys))
+        else:
+            targets, k = inputs.graph.neighbours.shape
+            edges = (targets, k, inputs.source.field.base.shape[1])
+            masks = (attention.mask(keys, edges), output.mask(keys, (targets, inputs.tokens.shape[2])))
+        return DropoutMasks(*masks, attention.scale, output.scale, attention.site, output.site)
 
     def forward_fused(self, inputs: StepInputs) -> Float[Tensor, "b t d"]:
         """The step in one operator."""
@@ -159,7 +166,8 @@ class ShellStep(nn.Module):
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
             lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )
-        return select_backend(self.backend, str(tokens.device)).step(
+        backend = select_backend(self.backend, str(tokens.device))
+        return backend.step(
             FusedStepInputs(
                 tokens,
                 self.perturbation.inner.weight,
@@ -170,7 +178,7 @@ class ShellStep(nn.Module):
                 *post,
                 gate,
                 graph.mixing,
-                inputs.masks,
+                self.masks(inputs, backend.hashes_masks),
                 self.routing.rule,
                 self.transport.rule,
             )
@@ -179,11 +187,12 @@ class ShellStep(nn.Module):
     def forward_unfused(self, inputs: StepInputs, trace: Trace) -> Float[Tensor, "b t d"]:
         """Field, kernel, Hamilton block and residual, one after the other."""
         tokens, source, target, graph = inputs.tokens, inputs.source, inputs.target, inputs.graph
+        masks = self.masks(inputs)
         source_field, target_field = self.perturbation.fields(tokens, source.field, target.field, graph.mixing)
         features = self.features(tokens, source_field.shape[2])
         directions = (self.routing.directions(target.shell), self.routing.directions(source.shell))
-        aggregated = self.attend(target_field, source_field, features, graph, inputs.masks.edges, directions)
-        update = to_flat(self.ffn(aggregated, self.post, inputs.masks.update, self.output_dropout.scale))
+        aggregated = self.attend(target_field, source_field, features, graph, masks.edges, directions)
+        update = to_flat(self.ffn(aggregated, self.post, masks.update, self.output_dropout.scale))
         hidden = self.gate(update, tokens, graph)
         trace.step(lambda: self.trace_values(target_field, source_field, features, graph, directions))
         trace.step(lambda: {"aggregated": aggregated, "update": update, "hidden": hidden})

@@ -123,20 +123,37 @@ def launch_attention(tensors: tuple[Any, ...], modes: Modes, out: Tensor, log_su
         )  # fmt: skip
 
 
+class ResidualGrad(NamedTuple):
+    """Output gradient of a step's residual (B, T, d) from its own features; between shells its gate and mixing."""
+
+    gradient: Tensor
+    gate: Tensor | None = None
+    indices: Tensor | None = None
+    weights: Tensor | None = None
+
+
 def launch_attention_backward(
-    tensors: tuple[Any, ...], modes: Modes, outputs: tuple[Tensor, Tensor, Tensor], into: list[Tensor]
-) -> None:
-    """Gradients of fields, features, beta and directions into `into`, from (output gradient, output, log-sums)."""
+    tensors: tuple[Any, ...],
+    modes: Modes,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    into: list[Tensor],
+    residual: ResidualGrad | None = None,
+) -> Tensor:
+    """Gradients of fields, features, beta and directions into `into`, from (output gradient, output, log-sums).
+
+    With a residual the features' gradient includes its own; the parts (B, S) of its gate's gradient are returned.
+    """
     with torch.cuda.device_of(outputs[1]):
         plan = make_launch_plan(tensors, modes, outputs[1].dtype)
         lifted, keys = _lift_sources(plan)
         tables, beta_parts, target_parts = _target_gradients(plan, outputs, lifted, keys, into[0])
-        source_parts = _source_gradients(plan, lifted, tables, into[1], into[2])
+        source_parts, gate_parts = _source_gradients(plan, lifted, tables, into[1], into[2], residual)
         if ROUTINGS[modes.routing] != "uniform":
             into[3].copy_(beta_parts.sum((0, 1), dtype=torch.float64))
         if modes.geometric:
             into[4].copy_(target_parts.sum((0, 2), dtype=torch.float64))
             into[5].copy_(source_parts.sum((0, 2), dtype=torch.float64))
+        return gate_parts
 
 
 def _lift_sources(plan: LaunchPlan) -> tuple[Tensor, Tensor]:
@@ -174,15 +191,25 @@ def _source_gradients(
     tables: tuple[Tensor, Tensor, Tensor, Tensor],
     field_gradient: Tensor,
     features_gradient: Tensor,
-) -> Tensor:
-    """Write dx_j and dq_j; return the parts of dp_j (B, S, H, 3)."""
-    inputs, (B, T, S, _, H, _) = plan.inputs, plan.sizes
-    direction_parts = plan.table(S, H, 3) if plan.modes.geometric else plan.no_table
+    residual: ResidualGrad | None,
+) -> tuple[Tensor, Tensor]:
+    """Write dx_j and dq_j; return the parts of dp_j (B, S, H, 3) and of the gate's gradient (B, S)."""
+    inputs, (B, T, S, _, H, _), none = plan.inputs, plan.sizes, plan.no_table
+    direction_parts = plan.table(S, H, 3) if plan.modes.geometric else none
+    rest: tuple[Any, ...] = (none,) * 7
+    gate_parts, mode, terms = none, 0, 1
+    if residual is not None:
+        mode, rest = 1, (residual.gradient, *rest[1:])
+        if residual.gate is not None and residual.indices is not None and residual.weights is not None:
+            gate_parts, mode, terms = plan.table(S), 2, residual.indices.shape[1]
+            reverse = (*reversed_edges(residual.indices, S), residual.weights.contiguous())
+            rest = (residual.gradient, residual.gate, inputs.features, gate_parts, *reverse)
     attention_backward.source_gradients_kernel[(S, B)](
         inputs.source_field, lifted, inputs.source_directions, *reversed_edges(inputs.neighbours, S), *tables,
-        features_gradient, field_gradient, direction_parts, T, S, **plan.blocks(BACKWARD_CHUNK),
+        features_gradient, field_gradient, direction_parts, *rest, T, S,
+        RESIDUAL=mode, TERMS=terms, **plan.blocks(BACKWARD_CHUNK),
     )  # fmt: skip
-    return direction_parts
+    return direction_parts, gate_parts
 
 
 def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:

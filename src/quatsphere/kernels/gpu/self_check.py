@@ -1,8 +1,8 @@
-"""Self-check of the fused GPU kernel: `auto` uses it on a device only after it has equalled `factored` there.
+"""Self-check of the fused GPU kernels: `auto` uses them on a device only after they have equalled `factored` there.
 
 Four small problems cover every routing and transport, with and without a keep mask, narrow features, the paper's block
-sizes and odd ones. Values and all gradients are compared with plain torch in float64 on the same device, and a second
-run must be bit-identical.
+sizes and odd ones; two whole steps, within a shell and between two, have masks hashed in the kernels. Values and all
+gradients are compared with plain torch in float64 on the same device, and a second run must be bit-identical.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quatsphere.geometry import quaternion
+from quatsphere.geometry.neighbours import index_resampling
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.gpu.attention import quaternion_attention
+from quatsphere.kernels.gpu.step import plain_step, step_gpu
 from quatsphere.kernels.inputs import AttentionInputs
+from quatsphere.randomness import keep_scale
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest difference over largest value, by the type in which a result is stored."""
@@ -30,6 +34,8 @@ CASES = (
     ("geometric", "sandwich", False, torch.float32, ODD_SIZES),
 )
 """(routing, transport, with a keep mask, type of the features, (B, T, S, k, H, Q))."""
+STEPS = ((False, (2, 20, 16, 4, 16)), (True, (2, 9, 3, 2, 5)))
+"""(between two shells, (B, S, H, Q, k)) of whole steps."""
 _log = logging.getLogger("quatsphere")
 _faults: dict[torch.device, str | None] = {}
 
@@ -55,16 +61,25 @@ def fault_on(device: str) -> str | None:
 
 
 def find_fault(device: torch.device) -> str | None:
-    """Return the first difference or error of the four problems, None if there is none."""
+    """Return the first difference or error of the problems, None if there is none."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for case in CASES:
-            try:
-                fault = _compare(_make_problem(*case, device))
-            except Exception as error:  # of the compiler or the driver: plain torch can still run
-                fault = f"{type(error).__name__}: {error}".partition("\n")[0]
+            fault = _attempt(lambda case=case: _compare(*_attention_runs(_make_problem(*case, device))))
             if fault is not None:
                 return f"routing {case[0]}, transport {case[1]}: {fault}"
+        for cross, sizes in STEPS:
+            fault = _attempt(lambda cross=cross, sizes=sizes: _compare(*_step_runs(cross, sizes, device)))
+            if fault is not None:
+                return f"a step {'between two shells' if cross else 'within a shell'}: {fault}"
     return None
+
+
+def _attempt(check: Callable[[], str | None]) -> str | None:
+    """The fault that a check finds or raises."""
+    try:
+        return check()
+    except Exception as error:  # of the compiler or the driver: plain torch can still run
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _make_problem(
@@ -96,11 +111,53 @@ def _make_problem(
     )
 
 
-def _compare(problem: AttentionInputs) -> str | None:
-    """Return what differs between the fused kernel and plain torch, or between two runs of the fused kernel."""
+def _attention_runs(problem: AttentionInputs) -> tuple[dict[str, Tensor], ...]:
+    """Results of plain torch in float64 and of two runs of the fused kernel."""
+
+    def run(backend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
+        leaves = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
+        return _run(lambda found: backend(replace(inputs, **found)), leaves)
+
     wide = {name: getattr(problem, name).double() for name in DIFFERENTIABLE}
-    exact = _run(torch_backend.quaternion_attention, replace(problem, **wide))
-    first, second = (_run(quaternion_attention, problem) for _ in range(2))
+    exact = run(torch_backend.quaternion_attention, replace(problem, **wide))
+    return exact, run(quaternion_attention, problem), run(quaternion_attention, problem)
+
+
+def _step_runs(cross: bool, sizes: tuple[int, ...], device: torch.device) -> tuple[dict[str, Tensor], ...]:
+    """The same of a whole step, with dropout of 30 %."""
+    B, S, H, Q, k = sizes
+    T, d, generator = S + S // 2 if cross else S, 4 * H * Q, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    leaves = {
+        "tokens": normal(B, S, d), "first": normal(d, d) / d**0.5, "inner": normal(d),
+        "weight": 0.3 * normal(H, 4 * Q, 3), "bias": 0.1 * normal(H, 3),
+        "bounds": torch.tensor([0.4, 0.7][: 1 + cross]),
+        "source": quaternion.random_unit(S, H, generator=generator),
+        "target": quaternion.random_unit(T, H, generator=generator) if cross else None,
+        "beta": normal(H).abs() + 0.1, "up": normal(H, 4 * Q, Q, 4) / 4, "down": normal(H, Q, 4 * Q, 4) / 8,
+        "gate": torch.tensor(0.6) if cross else None,
+    }  # fmt: skip
+    leaves = {name: None if leaf is None else leaf.to(device) for name, leaf in leaves.items()}
+    graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)]).to(device)
+    mixing = [None if part is None else part.to(device) for part in (index_resampling(S, T) if cross else (None, None))]
+    keys, scale = torch.arange(B, device=device), keep_scale(0.3)
+    rest = (graph, *mixing, keys, keys, scale, scale, 0, 0, 2**62 + 1, 3)
+
+    def run(step: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        given = {name: leaf.to(dtype) for name, leaf in leaves.items() if leaf is not None}
+        return _run(lambda found: step(*(found.get(name) for name in leaves), *rest, dtype), given)
+
+    def fused(*operands: Any) -> Tensor:
+        return step_gpu(*operands)[0]
+
+    return run(plain_step, torch.float64), run(fused, torch.float32), run(fused, torch.float32)
+
+
+def _compare(exact: dict[str, Tensor], first: dict[str, Tensor], second: dict[str, Tensor]) -> str | None:
+    """Return what differs between the fused kernel and plain torch, or between two runs of the fused kernel."""
     for name, expected in exact.items():
         error = float((first[name].double() - expected).abs().max() / expected.abs().max())
         if not error < TOLERANCE[first[name].dtype]:
@@ -110,10 +167,10 @@ def _compare(problem: AttentionInputs) -> str | None:
     return None
 
 
-def _run(backend: Callable[[AttentionInputs], Tensor], problem: AttentionInputs) -> dict[str, Tensor]:
+def _run(function: Callable[[dict[str, Tensor]], Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Output and, by name, the gradients of a fixed scalar of it; without those that the routing does not reach."""
-    leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
-    out = backend(replace(problem, **leaves))
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in given.items()}
+    out = function(leaves)
     probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).cos().view_as(out)
     gradients = torch.autograd.grad((out * probe).sum(), list(leaves.values()), allow_unused=True)
     found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}

@@ -32,6 +32,7 @@ from quatsphere.kernels.gpu.kernels.attention import (
     target_key,
 )
 from quatsphere.kernels.gpu.kernels.masks import NO_MASK, edge_mask
+from quatsphere.kernels.gpu.kernels.mixing import INTERPOLATED, SAME_ROW, adjoint_row
 from quatsphere.kernels.gpu.kernels.quaternions import (
     SANDWICH,
     add,
@@ -148,12 +149,18 @@ def target_gradients_kernel(
 @jit
 def source_gradients_kernel(
     field, lifted, directions, offsets, edges, lifted_gradient, target_keys, kept_table, score_table,
-    features_gradient, field_gradient, direction_parts, targets, sources,
+    features_gradient, field_gradient, direction_parts,
+    residual, gate, features, gate_parts, mixing_offsets, mixing_edges, mixing_weights,
+    targets, sources, RESIDUAL: tl.constexpr, TERMS: tl.constexpr,
     ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, ACCUMULATE: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """dx_j, dq_j and the parts of dp_j from the targets' tables; the edges into j start at edges[offsets[j]]."""
+    """dx_j, dq_j and the parts of dp_j from the targets' tables; the edges into j start at edges[offsets[j]].
+
+    A step's residual has the output gradient `residual` (B, T, H, Q, 4): its own row is added to dx_j, or gate times the
+    adjoint of the interpolation, whose product with the features is a vertex's part of the gate's gradient.
+    """
     vertex, image = tl.program_id(0), tl.program_id(1)
     here = (image * sources + vertex).to(tl.int64)
     head = tl.arange(0, HEADS)[None, :]
@@ -179,6 +186,14 @@ def source_gradients_kernel(
     y = components(tl.load(lifted + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
     total_torque = total(torque(g, y, TRANSPORT), 1)
     x_gradient = together(lift(conjugate(q), g, TRANSPORT))
+    if RESIDUAL == SAME_ROW:
+        x_gradient += tl.load(residual + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE)
+    if RESIDUAL == INTERPOLATED:
+        reverse = (mixing_offsets, mixing_edges, mixing_weights)
+        back = adjoint_row(residual, reverse, image, vertex, targets, offset, valid, 4 * H * Q, TERMS, ACCUMULATE)
+        x = tl.load(features + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE)
+        tl.store(gate_parts + here, tl.sum(back * x))
+        x_gradient += tl.load(gate).to(ACCUMULATE) * back
     tl.store(features_gradient + here * (4 * H * Q) + offset, x_gradient, valid)
     q_gradient = scale(1.0 / square, multiply(total_torque, q))
     through_key = components(key_gradient[:, None, :])

@@ -1,0 +1,176 @@
+"""Operators of a whole QSV step on CUDA and ROCm GPUs: Triton's kernels around torch's matrix products.
+
+Inputs are those of the CPU's fused step. Tokens may be narrower than the base quaternions; field, attention and Hamilton
+block compute in the precision of the base, and the result has the dtype of the tokens. The gradient recomputes what is
+larger than a row per vertex. Masks may be keys (B,), which the kernels hash (`randomness.draw_mask`).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quatsphere.kernels import torch_backend
+from quatsphere.kernels.gpu.attention import stored_mask
+from quatsphere.kernels.operators import backward_operator
+from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.torch_operators import operator
+
+
+@operator("step_gpu")
+def step_gpu(
+    tokens: Tensor,
+    first: Tensor,
+    inner: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    bounds: Tensor,
+    source: Tensor,
+    target: Tensor | None,
+    beta: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate: Tensor | None,
+    neighbours: Tensor,
+    indices: Tensor | None,
+    mix_weights: Tensor | None,
+    keep_edges: Tensor | None,
+    keep_update: Tensor | None,
+    edge_scale: float,
+    update_scale: float,
+    routing: int,
+    transport: int,
+    edge_site: int,
+    update_site: int,
+    products: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """keep_update FFN(attention(x)) + residual for tokens x (B, S, d), with matrix products in dtype `products`.
+
+    Returns the result (B, T, d) and, for the gradient, the network's hidden rows (B, S, d), both fields (the second
+    empty within a shell), the aggregate (B, T, d) and the log-sums of the softmax (B, T, H).
+    """
+    from quatsphere.kernels.gpu.launch import Modes, launch_attention
+    from quatsphere.kernels.gpu.step_launch import Dropout, Mixture, launch_hamilton, launch_perturb
+
+    (B, _, d), T = tokens.shape, neighbours.shape[0]
+    aggregated, log_sums = source.new_empty(B, T, d), source.new_empty(B, T, len(beta))
+    x, mixture, own = tokens.contiguous(), Mixture(indices, mix_weights), Mixture(None, None)
+    rows = torch.mm(x.flatten(0, 1).to(products), first.to(products).t()).view(tokens.shape)
+    source_field = launch_perturb(rows, (inner, weight, bias), bounds[:1], source, own)
+    target_field = source_field.new_empty(0)
+    if target is not None:
+        target_field = launch_perturb(rows, (inner, weight, bias), bounds[1:], target, mixture)
+    features, field = x.unflatten(2, (len(beta), -1, 4)), source_field if target is None else target_field
+    tensors = (field, source_field, features, neighbours, beta, keep_edges, None, None)
+    modes = Modes(routing, transport, edge_site, edge_scale)
+    launch_attention(tensors, modes, aggregated.view(*aggregated.shape[:2], *features.shape[2:]), log_sums)
+    dropout = Dropout(keep_update, update_site, update_scale)
+    out = launch_hamilton(aggregated, (up, down), dropout, x, gate, mixture)
+    return out, rows, source_field, target_field, aggregated, log_sums
+
+
+@backward_operator(
+    step_gpu, ("gradient", "rows", "source_field", "target_field", "aggregated", "log_sums"), device=None
+)
+def step_gpu_backward(
+    gradient: Tensor,
+    rows: Tensor,
+    source_field: Tensor,
+    target_field: Tensor,
+    aggregated: Tensor,
+    log_sums: Tensor,
+    *inputs: Any,
+) -> list[Tensor]:
+    """Gradients of the first twelve arguments of `step_gpu`, empty for an absent target or gate."""
+    from quatsphere.kernels.gpu.launch import Modes, ResidualGrad, launch_attention_backward
+    from quatsphere.kernels.gpu.step_launch import (
+        Dropout,
+        Mixture,
+        launch_hamilton_backward,
+        launch_perturb_backward,
+    )
+
+    tokens, first, *network, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights = inputs[
+        :15
+    ]
+    keep_edges, keep_update, edge_scale, update_scale, routing, transport, edge_site, update_site, _ = inputs[15:]
+    x, out_gradient, within = tokens.contiguous(), gradient.contiguous(), target is None
+    dropout, mixture = Dropout(keep_update, update_site, update_scale), Mixture(indices, mix_weights)
+    aggregated_grad, up_grad, down_grad = launch_hamilton_backward(out_gradient, aggregated, (up, down), dropout)
+    features, field = x.unflatten(2, (len(beta), -1, 4)), source_field if within else target_field
+    by_channel, beta_grad = (*aggregated.shape[:2], *features.shape[2:]), torch.zeros_like(beta)
+    into = [torch.empty_like(field), torch.empty_like(source_field), torch.empty_like(features), beta_grad]
+    outputs = (aggregated_grad.view(by_channel), aggregated.view(by_channel), log_sums)
+    gate_parts = launch_attention_backward(
+        (field, source_field, features, neighbours, beta, keep_edges, None, None),
+        Modes(routing, transport, edge_site, edge_scale),
+        outputs,
+        into,
+        ResidualGrad(out_gradient, gate, indices, mix_weights),
+    )
+    nothing, empty = Mixture(None, None), tokens.new_empty(0)
+    targets, own = None, (into[1], into[0]) if within else (into[1],)
+    if target is not None:
+        outer = launch_perturb_backward((into[0],), rows, tuple(network), bounds[1:], target, mixture)
+        targets = (outer.rows, mixture)
+    found = launch_perturb_backward(own, rows, tuple(network), bounds[:1], source, nothing, targets)
+    network_grads, bound, base = found.network, found.bound, empty
+    if target is not None:
+        network_grads = tuple(a + b for a, b in zip(network_grads, outer.network, strict=True))
+        bound, base = torch.cat((bound, outer.bound)), outer.base
+    tokens_grad = into[2].flatten(2)
+    rows_grad, flat = found.rows.flatten(0, 1), tokens_grad.flatten(0, 1)
+    first_grad = torch.mm(rows_grad.t(), x.flatten(0, 1).to(rows.dtype)).to(first.dtype)
+    if flat.dtype == rows.dtype:
+        flat.addmm_(rows_grad, first.to(rows.dtype))
+    else:
+        flat.add_(torch.mm(rows_grad, first.to(rows.dtype)))
+    gate_grad = empty if gate is None else gate_parts.sum().to(gate.dtype)
+    return [tokens_grad, first_grad, *network_grads, bound, found.base, base, beta_grad, up_grad, down_grad, gate_grad]
+
+
+@step_gpu.register_fake
+def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    source, target, neighbours, products = rest[5], rest[6], rest[11], rest[22]
+    (B, _, d), T = tokens.shape, neighbours.shape[0]
+    target_field = source.new_empty(0) if target is None else source.new_empty(B, *target.shape)
+    fields = source.new_empty(B, *source.shape), target_field
+    sums = source.new_empty(B, T, source.shape[1])
+    return tokens.new_empty(B, T, d), tokens.new_empty(tokens.shape, dtype=products), *fields, source.new_empty(B, T, d), sums
+
+
+@step_gpu_backward.register_fake
+def _(gradient: Tensor, *rest: Any) -> list[Tensor]:
+    inputs = rest[5:17]
+    return [gradient.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs]
+
+
+def plain_step(*inputs: Any) -> Tensor:
+    """The first result of `step_gpu` in plain torch."""
+    tensors, sites = inputs[:15], inputs[21:23]
+    keep_edges, keep_update, edge_scale, update_scale, routing, transport = inputs[15:21]
+    tokens, source, beta, neighbours = tensors[0], tensors[6], tensors[8], tensors[12]
+    edges = stored_mask(keep_edges, sites[0], (*neighbours.shape, len(beta)), edge_scale)
+    update = stored_mask(keep_update, sites[1], (len(neighbours), tokens.shape[2]), update_scale)
+    wide = (tokens.to(source.dtype), *tensors[1:])
+    out = torch_backend.step(*wide, edges, update, edge_scale, update_scale, routing, transport)
+    return out.to(tokens.dtype)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:], *inputs[:17])
+    ctx.constants = inputs[17:]
+
+
+def _backward(ctx: Any, gradient: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 24
+    if differentiated_again():
+        return plain_gradients(plain_step, (*ctx.saved_tensors[5:], *ctx.constants), gradient)
+    found = step_gpu_backward(gradient, *ctx.saved_tensors, *ctx.constants)
+    needed = zip(found, ctx.needs_input_grad[:12], strict=True)
+    return *(value if need else None for value, need in needed), *[None] * 12
+
+
+step_gpu.register_autograd(_backward, setup_context=_save)
