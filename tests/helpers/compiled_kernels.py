@@ -13,12 +13,12 @@ import torch
 
 
 class Launch(NamedTuple):
-    """A kernel, its positional arguments, its constants and options, and the number of its programs."""
+    """A kernel, its positional arguments, its constants and options, and its grid of programs."""
 
     kernel: Any
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
-    programs: int
+    grid: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -32,10 +32,7 @@ def record_launches(patch: pytest.MonkeyPatch) -> list[Launch]:
     launches: list[Launch] = []
 
     def record(self: Any, *arguments: Any, grid: Any, warmup: bool, **constants: Any) -> None:
-        programs = 1
-        for count in grid:
-            programs *= count
-        launches.append(Launch(self, arguments, constants, programs))
+        launches.append(Launch(self, arguments, constants, grid))
 
     patch.setattr(triton.JITFunction, "run", record)
     return launches

@@ -1,4 +1,4 @@
-"""The fused GPU step equals its parts in plain torch: on a GPU, else in Triton's interpreter (see test_gpu_kernels.py)."""
+"""The fused GPU step equals its parts in plain torch, in Triton's interpreter (started by test_gpu.py)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.step_inputs import fused_inputs, make, parts, run
 from measures import relative_error
+from quatsphere.models.registry import build_model, model_config
 from torch import Tensor
 
 from quatsphere.kernels import DropoutMasks, backends
 from quatsphere.kernels.gpu import attention as gpu_attention
 from quatsphere.kernels.gpu import step as gpu_step
-from quatsphere.models.registry import build_model, model_config
 from quatsphere.randomness import draw_mask, keep_scale
 
 if not gpu_attention.available() or not gpu_attention.INTERPRETED:

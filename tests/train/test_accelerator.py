@@ -35,8 +35,8 @@ PLAIN, REPULSION = 1, 3
 BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
     ("qsv", PLAIN): (7914, 7),
     ("qsv", REPULSION): (8305, 3),
-    ("qsv, triton_gpu", PLAIN): (3686, 1),
-    ("qsv, triton_gpu", REPULSION): (4149, 1),
+    ("qsv, triton_gpu", PLAIN): (679, 1),
+    ("qsv, triton_gpu", REPULSION): (1142, 1),
     ("attention", PLAIN): (1615, 1),
     ("attention", REPULSION): (1615, 1),
     ("resnet20", PLAIN): (239, 1),
@@ -49,11 +49,17 @@ BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Any]:
-    """Counts of every model's steps, measured in one separate process."""
-    models = {label: MODELS[label] for label in MODELS if "triton" not in label or find_spec("triton")}
+    """Counts of every model's steps, measured in separate processes; Triton kernels are counted and not run."""
+    triton = {label: MODELS[label] for label in MODELS if "triton" in label and find_spec("triton")}
+    plain = {label: MODELS[label] for label in MODELS if "triton" not in label}
+    return count_steps(plain) | count_steps(triton, "--placeholders")
+
+
+def count_steps(models: dict[str, tuple[str, dict[str, Any]]], *options: str) -> dict[str, Any]:
+    """Output of `helpers/counting_device.py` for these models."""
     script = Path(__file__).parent.parent / "helpers" / "counting_device.py"
     run = subprocess.run(
-        [sys.executable, str(script), json.dumps(models)],
+        [sys.executable, str(script), json.dumps(models), *options],
         capture_output=True,
         text=True,
         check=False,
@@ -77,7 +83,7 @@ def test_step_uploads_its_batch_and_stays_within_budget(runs: dict[str, Any], mo
 
 def test_losses_equal_those_of_the_cpu(runs: dict[str, Any]) -> None:
     """Dropout masks are equal as well: they depend only on keys and positions."""
-    for run in runs.values():
+    for run in [run for label, run in runs.items() if "triton" not in label]:
         assert run["losses"] == pytest.approx(run["on_cpu"], rel=1e-4, abs=1e-8)
 
 

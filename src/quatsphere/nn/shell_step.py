@@ -90,7 +90,7 @@ class ShellState(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, keys of dropout."""
+    """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, dropout keys."""
 
     tokens: Tensor
     source: ShellState

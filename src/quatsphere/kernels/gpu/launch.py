@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quatsphere.kernels.gpu.kernels import attention, attention_backward
 from quatsphere.kernels.inputs import ROUTINGS
+from quatsphere.kernels.neighbour_ops import reversed_edges
 
 CHUNK, BACKWARD_CHUNK = 16, 8
 """Neighbours that a program processes together; with these no kernel spills registers."""
@@ -210,9 +211,3 @@ def _source_gradients(
         RESIDUAL=mode, TERMS=terms, **plan.blocks(BACKWARD_CHUNK),
     )  # fmt: skip
     return direction_parts, gate_parts
-
-
-def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:
-    """(offsets (sources + 1,), edges): the edges into source j are edges[offsets[j]:offsets[j + 1]], in their order."""
-    ends, edges = neighbours.reshape(-1).sort(stable=True)
-    return torch.searchsorted(ends, torch.arange(sources + 1, device=ends.device)), edges

@@ -1,8 +1,8 @@
 """Operators of a whole QSV step on CUDA and ROCm GPUs: Triton's kernels around torch's matrix products.
 
-Inputs are those of the CPU's fused step. Tokens may be narrower than the base quaternions; field, attention and Hamilton
-block compute in the precision of the base, and the result has the dtype of the tokens. The gradient recomputes what is
-larger than a row per vertex. Masks may be keys (B,), which the kernels hash (`randomness.draw_mask`).
+Inputs are those of the CPU's fused step. Tokens may be narrower than the base quaternions; field, attention and
+Hamilton block compute in the precision of the base, and the result has the dtype of the tokens. The gradient recomputes
+what is larger than a row per vertex. Masks may be keys (B,), which the kernels hash (`randomness.draw_mask`).
 """
 
 from typing import Any
@@ -136,7 +136,13 @@ def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     target_field = source.new_empty(0) if target is None else source.new_empty(B, *target.shape)
     fields = source.new_empty(B, *source.shape), target_field
     sums = source.new_empty(B, T, source.shape[1])
-    return tokens.new_empty(B, T, d), tokens.new_empty(tokens.shape, dtype=products), *fields, source.new_empty(B, T, d), sums
+    return (
+        tokens.new_empty(B, T, d),
+        tokens.new_empty(tokens.shape, dtype=products),
+        *fields,
+        source.new_empty(B, T, d),
+        sums,
+    )
 
 
 @step_gpu_backward.register_fake

@@ -7,7 +7,8 @@ import triton
 from torch import Tensor
 
 from quatsphere.kernels.gpu.kernels import field, hamilton
-from quatsphere.kernels.gpu.launch import ACCUMULATE, mask_arguments, reversed_edges
+from quatsphere.kernels.gpu.launch import ACCUMULATE, mask_arguments
+from quatsphere.kernels.neighbour_ops import reversed_edges
 
 TOKENS, BACKWARD_TOKENS = 64, 32
 """Tokens of one head per program of the Hamilton block; with these no kernel spills registers."""
@@ -105,9 +106,7 @@ def _field_constants(weight: Tensor, images: int, dtype: torch.dtype) -> dict[st
     return {**sizes, **blocks, "ACCUMULATE": ACCUMULATE[dtype], "num_warps": warps}
 
 
-def launch_perturb(
-    rows: Tensor, network: tuple[Tensor, ...], bound: Tensor, base: Tensor, mixture: Mixture
-) -> Tensor:
+def launch_perturb(rows: Tensor, network: tuple[Tensor, ...], bound: Tensor, base: Tensor, mixture: Mixture) -> Tensor:
     """Field (B, V, H, 4) of a shell with base (V, H, 4) from rows (B, S, d) of the network's hidden numbers."""
     images, sources, _ = rows.shape
     out, constants = base.new_empty(images, *base.shape), _field_constants(network[1], images, base.dtype)

@@ -158,8 +158,8 @@ def source_gradients_kernel(
 ):  # fmt: skip
     """dx_j, dq_j and the parts of dp_j from the targets' tables; the edges into j start at edges[offsets[j]].
 
-    A step's residual has the output gradient `residual` (B, T, H, Q, 4): its own row is added to dx_j, or gate times the
-    adjoint of the interpolation, whose product with the features is a vertex's part of the gate's gradient.
+    A step's residual has the output gradient `residual` (B, T, H, Q, 4): its own row is added to dx_j, or gate times
+    the adjoint of the interpolation, whose product with the features is a vertex's part of the gate's gradient.
     """
     vertex, image = tl.program_id(0), tl.program_id(1)
     here = (image * sources + vertex).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Interpolation between shells inside Triton kernels, on whole rows of one vertex: Σ_m w_im x_n(i,m) and its adjoint."""
+"""Interpolation between shells in Triton kernels, on whole rows of a vertex: Σ_m w_im x_n(i,m) and its adjoint."""
 
 import triton.language as tl
 
@@ -9,7 +9,8 @@ NOTHING, SAME_ROW, INTERPOLATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr
 
 @jit
 def mixed_row(
-    table, mixing, image, vertex, sources, offset, valid, ROW: tl.constexpr, TERMS: tl.constexpr, ACCUMULATE: tl.constexpr
+    table, mixing, image, vertex, sources, offset, valid,
+    ROW: tl.constexpr, TERMS: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """Row of a vertex from a table (B, sources, ROW): mixing = (indices, weights), or its own row without TERMS."""
     if TERMS == 0:
