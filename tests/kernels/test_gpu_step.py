@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.step_inputs import fused_inputs, make, parts, run
 from measures import relative_error
-from quatsphere.models.registry import build_model, model_config
 from torch import Tensor
 
 from quatsphere.kernels import DropoutMasks, backends
 from quatsphere.kernels.gpu import attention as gpu_attention
 from quatsphere.kernels.gpu import step as gpu_step
+from quatsphere.models import build_model, model_config
 from quatsphere.randomness import draw_mask, keep_scale
 
 if not gpu_attention.available() or not gpu_attention.INTERPRETED:

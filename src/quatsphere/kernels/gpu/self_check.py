@@ -64,20 +64,20 @@ def find_fault(device: torch.device) -> str | None:
     """Return the first difference or error of the problems, None if there is none."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for case in CASES:
-            fault = _attempt(lambda case=case: _compare(*_attention_runs(_make_problem(*case, device))))
+            fault = _attempt(_attention_runs, case, device)
             if fault is not None:
                 return f"routing {case[0]}, transport {case[1]}: {fault}"
         for cross, sizes in STEPS:
-            fault = _attempt(lambda cross=cross, sizes=sizes: _compare(*_step_runs(cross, sizes, device)))
+            fault = _attempt(_step_runs, cross, sizes, device)
             if fault is not None:
                 return f"a step {'between two shells' if cross else 'within a shell'}: {fault}"
     return None
 
 
-def _attempt(check: Callable[[], str | None]) -> str | None:
-    """The fault that a check finds or raises."""
+def _attempt(runs: Callable[..., tuple[dict[str, Tensor], ...]], *problem: Any) -> str | None:
+    """Return what differs between the runs of a problem, or what they raise."""
     try:
-        return check()
+        return _compare(*runs(*problem))
     except Exception as error:  # of the compiler or the driver: plain torch can still run
         return f"{type(error).__name__}: {error}".partition("\n")[0]
 
@@ -111,12 +111,13 @@ def _make_problem(
     )
 
 
-def _attention_runs(problem: AttentionInputs) -> tuple[dict[str, Tensor], ...]:
+def _attention_runs(case: tuple[Any, ...], device: torch.device) -> tuple[dict[str, Tensor], ...]:
     """Results of plain torch in float64 and of two runs of the fused kernel."""
+    problem = _make_problem(*(*case, device))
 
     def run(backend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
         leaves = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
-        return _run(lambda found: backend(replace(inputs, **found)), leaves)
+        return _run(lambda found: backend(replace(inputs, **found)), leaves)  # type: ignore[arg-type]
 
     wide = {name: getattr(problem, name).double() for name in DIFFERENTIABLE}
     exact = run(torch_backend.quaternion_attention, replace(problem, **wide))

@@ -114,7 +114,8 @@ def step_gpu_backward(
         outer = launch_perturb_backward((into[0],), rows, tuple(network), bounds[1:], target, mixture)
         targets = (outer.rows, mixture)
     found = launch_perturb_backward(own, rows, tuple(network), bounds[:1], source, nothing, targets)
-    network_grads, bound, base = found.network, found.bound, empty
+    network_grads: tuple[Tensor, ...] = found.network
+    bound, base = found.bound, empty
     if target is not None:
         network_grads = tuple(a + b for a, b in zip(network_grads, outer.network, strict=True))
         bound, base = torch.cat((bound, outer.bound)), outer.base
@@ -153,14 +154,12 @@ def _(gradient: Tensor, *rest: Any) -> list[Tensor]:
 
 def plain_step(*inputs: Any) -> Tensor:
     """The first result of `step_gpu` in plain torch."""
-    tensors, sites = inputs[:15], inputs[21:23]
-    keep_edges, keep_update, edge_scale, update_scale, routing, transport = inputs[15:21]
-    tokens, source, beta, neighbours = tensors[0], tensors[6], tensors[8], tensors[12]
+    tokens, source, beta, neighbours, sites = inputs[0], inputs[6], inputs[8], inputs[12], inputs[21:23]
+    keep_edges, keep_update, edge_scale, update_scale = inputs[15:19]
     edges = stored_mask(keep_edges, sites[0], (*neighbours.shape, len(beta)), edge_scale)
     update = stored_mask(keep_update, sites[1], (len(neighbours), tokens.shape[2]), update_scale)
-    wide = (tokens.to(source.dtype), *tensors[1:])
-    out = torch_backend.step(*wide, edges, update, edge_scale, update_scale, routing, transport)
-    return out.to(tokens.dtype)
+    operands = (tokens.to(source.dtype), *inputs[1:15], edges, update, *inputs[17:21])
+    return torch_backend.step(*operands).to(tokens.dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
