@@ -274,7 +274,7 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(backends.FUSED, DEVICE, backends.FUSED["cuda"])
     monkeypatch.setattr(self_check, "_faults", {})
     monkeypatch.setattr(self_check, "CASES", [(*self_check.CASES[-1][:-1], (1, 2, 3, 2, 2, 1))])
-    monkeypatch.setattr(self_check, "STEPS", ())
+    monkeypatch.setattr(self_check, "STEP_CASES", ())
     return DEVICE
 
 

@@ -124,7 +124,7 @@ def launch_attention(tensors: tuple[Any, ...], modes: Modes, out: Tensor, log_su
         )  # fmt: skip
 
 
-class ResidualGrad(NamedTuple):
+class StepResidual(NamedTuple):
     """Output gradient of a step's residual (B, T, d) from its own features; between shells its gate and mixing."""
 
     gradient: Tensor
@@ -138,7 +138,7 @@ def launch_attention_backward(
     modes: Modes,
     outputs: tuple[Tensor, Tensor, Tensor],
     into: list[Tensor],
-    residual: ResidualGrad | None = None,
+    residual: StepResidual | None = None,
 ) -> Tensor:
     """Gradients of fields, features, beta and directions into `into`, from (output gradient, output, log-sums).
 
@@ -192,7 +192,7 @@ def _source_gradients(
     tables: tuple[Tensor, Tensor, Tensor, Tensor],
     field_gradient: Tensor,
     features_gradient: Tensor,
-    residual: ResidualGrad | None,
+    residual: StepResidual | None,
 ) -> tuple[Tensor, Tensor]:
     """Write dx_j and dq_j; return the parts of dp_j (B, S, H, 3) and of the gate's gradient (B, S)."""
     inputs, (B, T, S, _, H, _), none = plan.inputs, plan.sizes, plan.no_table

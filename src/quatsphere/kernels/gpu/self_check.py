@@ -34,7 +34,7 @@ CASES = (
     ("geometric", "sandwich", False, torch.float32, ODD_SIZES),
 )
 """(routing, transport, with a keep mask, type of the features, (B, T, S, k, H, Q))."""
-STEPS = ((False, (2, 20, 16, 4, 16)), (True, (2, 9, 3, 2, 5)))
+STEP_CASES = ((False, (2, 20, 16, 4, 16)), (True, (2, 9, 3, 2, 5)))
 """(between two shells, (B, S, H, Q, k)) of whole steps."""
 _log = logging.getLogger("quatsphere")
 _faults: dict[torch.device, str | None] = {}
@@ -67,7 +67,7 @@ def find_fault(device: torch.device) -> str | None:
             fault = _attempt(_attention_runs, case, device)
             if fault is not None:
                 return f"routing {case[0]}, transport {case[1]}: {fault}"
-        for cross, sizes in STEPS:
+        for cross, sizes in STEP_CASES:
             fault = _attempt(_step_runs, cross, sizes, device)
             if fault is not None:
                 return f"a step {'between two shells' if cross else 'within a shell'}: {fault}"

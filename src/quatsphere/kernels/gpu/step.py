@@ -82,7 +82,7 @@ def step_gpu_backward(
     *inputs: Any,
 ) -> list[Tensor]:
     """Gradients of the first twelve arguments of `step_gpu`, empty for an absent target or gate."""
-    from quatsphere.kernels.gpu.launch import Modes, ResidualGrad, launch_attention_backward
+    from quatsphere.kernels.gpu.launch import Modes, StepResidual, launch_attention_backward
     from quatsphere.kernels.gpu.step_launch import (
         Dropout,
         Mixture,
@@ -106,7 +106,7 @@ def step_gpu_backward(
         Modes(routing, transport, edge_site, edge_scale),
         outputs,
         into,
-        ResidualGrad(out_gradient, gate, indices, mix_weights),
+        StepResidual(out_gradient, gate, indices, mix_weights),
     )
     nothing, empty = Mixture(None, None), tokens.new_empty(0)
     targets, own = None, (into[1], into[0]) if within else (into[1],)

@@ -14,7 +14,7 @@ TOKENS, BACKWARD_TOKENS = 64, 32
 """Tokens of one head per program of the Hamilton block; with these no kernel spills registers."""
 PARTS = 48
 """Programs per head that share the tokens in the Hamilton block's gradient."""
-GROUPS = 16
+IMAGE_GROUPS = 16
 """Programs per vertex that share the images in the field's kernels."""
 
 
@@ -102,7 +102,7 @@ def _field_constants(weight: Tensor, images: int, dtype: torch.dtype) -> dict[st
     heads, width, _ = weight.shape
     blocks = {"HEADS": triton.next_power_of_2(heads), "WIDTH": triton.next_power_of_2(width)}
     warps = min(8, max(1, blocks["HEADS"] * blocks["WIDTH"] // 256))
-    sizes = {"H": heads, "I": width, "GROUPS": min(images, GROUPS)}
+    sizes = {"H": heads, "I": width, "GROUPS": min(images, IMAGE_GROUPS)}
     return {**sizes, **blocks, "ACCUMULATE": ACCUMULATE[dtype], "num_warps": warps}
 
 
@@ -118,7 +118,7 @@ def launch_perturb(rows: Tensor, network: tuple[Tensor, ...], bound: Tensor, bas
     return out
 
 
-class FieldGrads(NamedTuple):
+class ShellGrads(NamedTuple):
     """Gradients of a shell's rows, network (inner, weight, bias), bound and base."""
 
     rows: Tensor
@@ -135,7 +135,7 @@ def launch_perturb_backward(
     base: Tensor,
     mixture: Mixture,
     targets: tuple[Tensor, Mixture] | None = None,
-) -> FieldGrads:
+) -> ShellGrads:
     """Gradients of `launch_perturb` from one or two that are added.
 
     `targets` = (gradient (B, T, d) of rows that were mixed from these, their mixture): added to the rows' gradient.
@@ -159,4 +159,4 @@ def launch_perturb_backward(
         )  # fmt: skip
     weight, bias, inner, limit = parts.sum(0).split([3 * heads * width, 3 * heads, heads * width, 1])
     network_gradients = (inner, weight.view(heads, width, 3), bias.view(heads, 3))
-    return FieldGrads(rows_gradient, network_gradients, limit, base_parts.sum(0))
+    return ShellGrads(rows_gradient, network_gradients, limit, base_parts.sum(0))

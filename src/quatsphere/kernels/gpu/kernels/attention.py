@@ -45,7 +45,7 @@ def load_direction(directions, vertex, ACCUMULATE: tl.constexpr):
 
 
 @jit
-def target_key(q, directions, vertex, ROUTING: tl.constexpr, ACCUMULATE: tl.constexpr):
+def key_of_target(q, directions, vertex, ROUTING: tl.constexpr, ACCUMULATE: tl.constexpr):
     """Routing key of a target, components of the shape of q."""
     if ROUTING == GEOMETRIC:
         square = dot(q, q)
@@ -129,7 +129,7 @@ def attend_kernel(
     here = (image * targets + vertex).to(tl.int64)
     head = tl.arange(0, HEADS)
     q = head_quaternions(field, here, H, HEADS, ACCUMULATE)
-    key = tl.trans(together(target_key(q, directions, vertex, ROUTING, ACCUMULATE)), 1, 0, 2)
+    key = tl.trans(together(key_of_target(q, directions, vertex, ROUTING, ACCUMULATE)), 1, 0, 2)
     inverse_temperature = tl.load(beta + head, head < H, 0.0).to(ACCUMULATE)[None, :]
     peak = tl.full((1, HEADS), float("-inf"), ACCUMULATE)
     mass, aggregated = tl.zeros((1, HEADS), ACCUMULATE), tl.zeros((HEADS, 4 * CHANNELS), ACCUMULATE)

@@ -24,12 +24,12 @@ from quatsphere.kernels.gpu.kernels.attention import (
     UNIFORM,
     feature_offsets,
     head_quaternions,
+    key_of_target,
     load_direction,
     load_features,
     load_keys,
     load_rows,
     scores,
-    target_key,
 )
 from quatsphere.kernels.gpu.kernels.masks import NO_MASK, edge_mask
 from quatsphere.kernels.gpu.kernels.mixing import INTERPOLATED, SAME_ROW, adjoint_row
@@ -99,7 +99,7 @@ def target_gradients_kernel(
     total_torque = _target_torque(q, square, z, g, TRANSPORT)
     rows_of_g = together(g)
     tl.store(lifted_gradient + here * (4 * H * Q) + offset, rows_of_g, valid)
-    key = target_key(q, directions, vertex, ROUTING, ACCUMULATE)
+    key = key_of_target(q, directions, vertex, ROUTING, ACCUMULATE)
     if ROUTING == GEOMETRIC:
         store_heads(target_keys, here, key, H, HEADS)
     key, flat_g = tl.trans(together(key), 1, 0, 2), tl.reshape(rows_of_g, (HEADS, 4 * CHANNELS))[None, :, :]
