@@ -3,17 +3,10 @@
 Triton reads TRITON_INTERPRET at its import, so this module is imported late.
 """
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
-import triton
+import triton as triton
 import triton.language as tl
 
-
-def jit(function: Callable[..., Any]) -> Any:
-    """triton.jit without the wrapper that jaxtyping adds under pytest."""
-    return triton.jit(inspect.unwrap(function))
+from quatsphere.kernels.gpu.kernels.quaternions import jit
 
 
 @jit

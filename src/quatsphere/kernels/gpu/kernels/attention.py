@@ -15,7 +15,7 @@ the target NaN; it reads no other memory. Blocks are padded to powers of two: HE
 import triton.language as tl
 
 from quatsphere.kernels.gpu.kernels.masks import NO_MASK, edge_mask
-from quatsphere.kernels.gpu.kernels.quaternions import components, conjugate, dot, jit, lift, rotate, together
+from quatsphere.kernels.gpu.kernels.quaternions import components, conjugate, inner_product, jit, lift, rotate, together
 
 ABSOLUTE, UNIFORM, GEOMETRIC = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # indices into inputs.ROUTINGS
 
@@ -48,7 +48,7 @@ def load_direction(directions, vertex, ACCUMULATE: tl.constexpr):
 def key_of_target(q, directions, vertex, ROUTING: tl.constexpr, ACCUMULATE: tl.constexpr):
     """Routing key of a target, components of the shape of q."""
     if ROUTING == GEOMETRIC:
-        square = dot(q, q)
+        square = inner_product(q, q)
         rotated = rotate(conjugate(q), load_direction(directions, vertex, ACCUMULATE))
         return -square * square, 2.0 * rotated[1], 2.0 * rotated[2], 2.0 * rotated[3]
     else:  # noqa: RET505 (Triton prunes branches, not code after a return)

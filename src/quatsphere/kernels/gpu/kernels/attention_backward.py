@@ -38,7 +38,7 @@ from quatsphere.kernels.gpu.kernels.quaternions import (
     add,
     components,
     conjugate,
-    dot,
+    inner_product,
     jit,
     lift,
     multiply,
@@ -91,10 +91,10 @@ def target_gradients_kernel(
     head = tl.arange(0, HEADS)
     offset, valid = feature_offsets(H, Q, HEADS, CHANNELS)
     q = head_quaternions(field, here, H, HEADS, ACCUMULATE)
-    square = tl.where((head < H)[:, None], dot(q, q), 1.0)
+    square = tl.where((head < H)[:, None], inner_product(q, q), 1.0)
     z = components(tl.load(out + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
     z_gradient = components(tl.load(gradient + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
-    through_output = tl.sum(dot(z, z_gradient), 1)
+    through_output = tl.sum(inner_product(z, z_gradient), 1)
     g = lift(q, z_gradient, TRANSPORT)
     total_torque = _target_torque(q, square, z, g, TRANSPORT)
     rows_of_g = together(g)
@@ -181,7 +181,7 @@ def source_gradients_kernel(
             key_gradient += tl.sum(score_gradient[:, :, None] * keys, 0)
     offset, valid = feature_offsets(H, Q, HEADS, CHANNELS)
     q = head_quaternions(field, here, H, HEADS, ACCUMULATE)
-    square = tl.where(tl.trans(head, 1, 0) < H, dot(q, q), 1.0)
+    square = tl.where(tl.trans(head, 1, 0) < H, inner_product(q, q), 1.0)
     g = components(tl.reshape(flat_g, (HEADS, CHANNELS, 4)))
     y = components(tl.load(lifted + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
     total_torque = total(torque(g, y, TRANSPORT), 1)

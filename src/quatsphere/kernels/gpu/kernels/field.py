@@ -11,7 +11,7 @@ from quatsphere.kernels.gpu.kernels.attention import head_quaternions
 from quatsphere.kernels.gpu.kernels.attention_backward import store_heads
 from quatsphere.kernels.gpu.kernels.hamilton import normal_density, normal_distribution
 from quatsphere.kernels.gpu.kernels.mixing import adjoint_row, mixed_row
-from quatsphere.kernels.gpu.kernels.quaternions import add, conjugate, dot, jit, multiply, scale
+from quatsphere.kernels.gpu.kernels.quaternions import add, conjugate, inner_product, jit, multiply, scale
 
 _ORDER = tl.constexpr(11)
 
@@ -87,7 +87,7 @@ def perturb_kernel(
         square = a * a + b * b + c * c
         sinc = _series(square, 1)
         u = multiply(q_base, (_series(square, 0), sinc * a, sinc * b, sinc * c))
-        norm = tl.sqrt(tl.where(head < H, dot(u, u), 1.0))
+        norm = tl.sqrt(tl.where(head < H, inner_product(u, u), 1.0))
         store_heads(out, (image * vertices + vertex).to(tl.int64), scale(1.0 / norm, u), H, HEADS)
 
 
@@ -124,12 +124,12 @@ def perturb_gradients_kernel(
         sinc = _series(square, 1)
         e = (_series(square, 0), sinc * a, sinc * b, sinc * c)
         u = multiply(q_base, e)
-        inverse = 1.0 / tl.sqrt(tl.where(head < H, dot(u, u), 1.0))
+        inverse = 1.0 / tl.sqrt(tl.where(head < H, inner_product(u, u), 1.0))
         q = scale(inverse, u)
         g = head_quaternions(gradient, here, H, HEADS, ACCUMULATE)
         if TWO:
             g = add(g, head_quaternions(second, here, H, HEADS, ACCUMULATE))
-        g = scale(inverse, add(g, scale(-dot(q, g), q)))
+        g = scale(inverse, add(g, scale(-inner_product(q, g), q)))
         d_base = add(d_base, multiply(g, conjugate(e)))
         d = multiply(conjugate(q_base), g)
         along = 2.0 * _sinc_derivative(square) * (d[1] * a + d[2] * b + d[3] * c) - sinc * d[0]

@@ -45,7 +45,7 @@ def conjugate(q):
 
 
 @jit
-def dot(a, b):
+def inner_product(a, b):
     """⟨a, b⟩ = Re(a* b)."""
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
 
