@@ -114,7 +114,8 @@ def mix(
     inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
     weight = torch.where(inside, box_weight, 1.0).to(images.dtype)
     own = own.view(-1, 1).to(targets)
-    partner = _next_by_key(keys).to(images.device)
+    order = keys.argsort()
+    partner = torch.empty_like(order).scatter_(0, order, order.roll(-1)).to(images.device)  # the next larger key
     return (
         weight * images + (1 - weight) * images[partner],
         own * targets + (1 - own) * targets[partner],
@@ -151,12 +152,6 @@ def symmetric_beta(alpha: float, first: float, second: float) -> float:
     exponent = min(-math.log1p(-first) / alpha, 700.0)
     t = math.sqrt(math.expm1(exponent)) * math.cos(2 * math.pi * second)
     return (1 + math.sin(math.atan(t))) / 2
-
-
-def _next_by_key(keys: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Index of the next larger key, cyclically, for each key: a random single cycle through the batch."""
-    order = keys.argsort()
-    return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
 
 def random_below(draw: Float[Tensor, "*b"], count: int) -> Int[Tensor, "*b"]:

@@ -187,14 +187,10 @@ def describe_copy(cifar: Cifar, raw: RawDataset) -> tuple[str, ...]:
     if counts != cifar.counts:
         found, whole = (f"{train} training and {test} test images" for train, test in (counts, cifar.counts))
         notes += (f"only a PART of {cifar.title}: {found}, whole: {whole}",)
-    if raw.jpeg_count or _has_jpeg_means(cifar, raw):
+    means, jpeg = raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64), cifar.jpeg_means
+    if raw.jpeg_count or (jpeg is not None and np.allclose(means, jpeg, rtol=0, atol=MEANS_TOLERANCE)):
         lossy = f"LOSSY JPEG COPY of {cifar.title} recognised: expect 2 to 3 points less than on the official files"
         return (*notes, lossy)
     if counts == cifar.counts and cifar.fingerprint is not None:
         notes += (f"NOT canonical {cifar.title}: counts are right but pixels differ from the official files'",)
     return notes
-
-
-def _has_jpeg_means(cifar: Cifar, raw: RawDataset) -> bool:
-    means = raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64)
-    return cifar.jpeg_means is not None and bool(np.allclose(means, cifar.jpeg_means, rtol=0, atol=MEANS_TOLERANCE))

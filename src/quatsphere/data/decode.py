@@ -177,7 +177,8 @@ def decode_files(
     A decoder that dies, or takes more than `timeout` seconds for one image, raises DataError.
     """
     decoded, done = DecodedFiles.empty(len(names), size), 0
-    workers = min(_usable_cores(), MAX_WORKERS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, MAX_WORKERS)
     count = min(max(-(-len(names) // workers), MIN_CHUNK_FILES), max(CHUNK_BYTES // (3 * size**2), 1))
 
     def decode_chunk(chunk: range) -> int:
@@ -242,10 +243,6 @@ def _exit_reason(ended: subprocess.CompletedProcess[bytes], timeout: float) -> s
         return f"decoder died (signal {-ended.returncode})"
     last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     return f"decoder died (exit code {ended.returncode}{''.join(': ' + printable(line) for line in last)})"
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def decode_or_reason(data: bytes, size: int, fit: str) -> Decoded | str:

@@ -106,13 +106,10 @@ def _append(address: str, part: Path, archive: Archive, progress: ProgressCallba
         return
     request = urllib.request.Request(address, headers={"Range": f"bytes={offset}-"} if offset else {})
     with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as response:
-        resumed = response.status == http.client.PARTIAL_CONTENT and _starts_at(response, offset)
+        starts_here = (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
+        resumed = response.status == http.client.PARTIAL_CONTENT and starts_here
         with part.open("ab" if resumed else "wb") as file:
             _copy(response, file, offset if resumed else 0, archive.size, progress)
-
-
-def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:
-    return (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
 
 
 def _copy(

@@ -53,8 +53,12 @@ def read_idx_files(options: ReadOptions) -> RawDataset:
     assert train is not None
     test = _read_split(folder, TEST)
     count = int(train.labels.max()) + 1 if len(train) else 0
-    if test is not None:
-        _check_labels(test, count, folder)
+    outside = np.flatnonzero(test.labels >= count) if test is not None else np.empty(0, np.intp)
+    if test is not None and len(outside):
+        raise DataError(
+            f"label {test.labels[outside[0]]} at index {outside[0]} of the test labels is outside 0..{count - 1}, the "
+            f"training labels' range ({printable(folder)}); fetch the files again"
+        )
     return RawDataset(tuple(map(str, range(count))), train, test, _official_notes(folder))
 
 
@@ -65,15 +69,6 @@ def _official_notes(folder: Path) -> tuple[str, ...]:
         return ()
     sums = tuple(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in paths)
     return tuple(f"official {title} files (md5)" for title, official in OFFICIAL_MD5.items() if sums == official)
-
-
-def _check_labels(test: RawSplit, count: int, folder: Path) -> None:
-    outside = np.flatnonzero(test.labels >= count)
-    if len(outside):
-        raise DataError(
-            f"label {test.labels[outside[0]]} at index {outside[0]} of the test labels is outside 0..{count - 1}, the "
-            f"training labels' range ({printable(folder)}); fetch the files again"
-        )
 
 
 def _find(folder: Path, prefixes: tuple[str, ...], content: str, dimensions: int) -> Path | None:

@@ -79,12 +79,14 @@ def list_images(tree: FileTree, classes: tuple[str, ...] | None = None) -> Image
     ]
     used = {row[0] for row in rows}
     ignored = [name for name in names if not name.endswith("/") and name not in used]
+    listed = ", ".join(map(printable, ignored[:LISTED])) + (", ..." if len(ignored) > LISTED else "")
+    note = f"{len(ignored)} files ignored: no PNG, JPEG or WebP in a class folder ({listed})"
     return ImageListing(
         tuple(map(printable, classes)),
         [row[0] for row in rows],
         [row[1] for row in rows],
         [row[2] for row in rows],
-        _ignored_note(ignored),
+        (note,) if ignored else (),
     )
 
 
@@ -154,13 +156,6 @@ def _check_expected(groups: ImageGroups, classes: tuple[str, ...]) -> None:
         if wrong:
             name = printable(min(wrong))
             raise DataError(f"class folder {name!r} {fault}; for images of your own use --data.name folder")
-
-
-def _ignored_note(ignored: Sequence[str]) -> tuple[str, ...]:
-    if not ignored:
-        return ()
-    listed = ", ".join(map(printable, ignored[:LISTED])) + (", ..." if len(ignored) > LISTED else "")
-    return (f"{len(ignored)} files ignored: no PNG, JPEG or WebP in a class folder ({listed})",)
 
 
 def _decode_tree(

@@ -145,28 +145,19 @@ def read_dataset(name: str, options: ReadOptions) -> RawDataset:
 
 
 def checked_dataset(raw: RawDataset) -> RawDataset:
-    """Require at least two classes with images each; the notes of the result mention duplicates."""
-    _check_classes(raw)
-    return replace(raw, notes=raw.notes + _duplicate_notes(raw))
-
-
-def _check_classes(raw: RawDataset) -> None:
-    """Require training images of at least two classes and of every class."""
+    """Require training images of two or more classes, and of every class; notes of the result mention duplicates."""
     if len(raw.classes) < 2:
         raise DataError(f"only {len(raw.classes)} class; a classifier needs two or more")
     counts = np.bincount(raw.train.labels, minlength=len(raw.classes))
     if not counts.all():
         empty = raw.classes[int(np.argmin(counts))]
         raise DataError(f"class {empty!r} has no usable training images; add some or remove the class")
-
-
-def _duplicate_notes(raw: RawDataset) -> tuple[str, ...]:
-    notes: tuple[str, ...] = ()
+    notes = raw.notes
     if raw.test is not None and (shared := count_shared(raw.test, raw.train)):
         notes += (f"{shared} of {len(raw.test)} test images also in train, pixel for pixel",)
     if repeated := count_repeated(raw.train):
         notes += (f"{repeated} of {len(raw.train)} training images repeat another",)
-    return notes
+    return replace(raw, notes=notes)
 
 
 def _split(

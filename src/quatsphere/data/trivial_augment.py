@@ -124,17 +124,12 @@ def _affine(images: UInt8[Tensor, "b c h w"], matrices: list[Matrix]) -> UInt8[T
     """Image.transform(AFFINE, NEAREST): the pixel that holds (a x + b y + c, d x + e y + f) at the centre (x, y) of
     an output pixel, in 16.16 fixed point as in affine_fixed (images below 16,384 pixels a side)."""
     height, width = images.shape[-2:]
-    fixed = [
-        [_fixed(v) for v in (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)] for a, b, c, d, e, f in matrices
-    ]
+    centred = [(a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5) for a, b, c, d, e, f in matrices]
+    fixed = [[math.floor(value * 65536.0 + 0.5) for value in row] for row in centred]
     a, b, c, d, e, f = torch.tensor(fixed, device=images.device).view(-1, 6, 1, 1).unbind(1)
     x = torch.arange(width, device=images.device)
     y = torch.arange(height, device=images.device).unsqueeze(-1)
     return gather_pixels(images, rows=(d * x + e * y + f) >> 16, columns=(a * x + b * y + c) >> 16)
-
-
-def _fixed(value: float) -> int:
-    return math.floor(value * 65536.0 + 0.5)
 
 
 def _luma(images: UInt8[Tensor, "b c h w"]) -> UInt8[Tensor, "b 1 h w"]:

@@ -66,13 +66,9 @@ def attention_parameters(config: AttentionConfig, dim: int) -> int:
     projections = 4 if config.value == "projected" else 3
     per_step = projections * (dim * dim + dim) + 8 * dim * dim + 5 * dim + 4 * dim
     patch = 25 * config.in_channels * dim + dim + 2 * dim
-    return patch + steps * per_step + (dim + 1) * config.num_classes + _learned_positions(config)
-
-
-def _learned_positions(config: AttentionConfig) -> int:
-    if config.layout == "plane" or config.positions == "frozen":
-        return 0
-    return 3 * sum(shell_sizes(config.base_vertices, config.shells))
+    learned = config.layout == "sphere" and config.positions == "learned"
+    positions = 3 * sum(shell_sizes(config.base_vertices, config.shells)) if learned else 0
+    return patch + steps * per_step + (dim + 1) * config.num_classes + positions
 
 
 class AttentionNet(LatticeModel):

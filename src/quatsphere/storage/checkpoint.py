@@ -160,7 +160,10 @@ def read_step(path: Path) -> StepFolder:
         fields = unseal(_read_part(path, MANIFEST, _MANIFEST_LIMIT))
         _refuse_newer(path, fields)
         parts = [_read_tensors(path, name, **fields["files"][name]) for name in (WEIGHTS, STATE)]
-        content = StepFolder(int(fields["step"]), _best_name(fields["best"]), dict(fields["meta"]), *parts)
+        best = fields["best"]
+        if best is not None and step_of(best) is None:  # it becomes part of a path
+            raise TypeError("best is not a step folder")
+        content = StepFolder(int(fields["step"]), best, dict(fields["meta"]), *parts)
     except ValueError as error:
         raise DamagedCheckpoint(path, "hash", MANIFEST) from error
     except (KeyError, TypeError) as error:
@@ -214,13 +217,6 @@ def _refuse_newer(path: Path, fields: dict[str, Any]) -> None:
             f"checkpoint written by quatsphere {fields['quatsphere']} (format {written}), "
             f"this is {quatsphere.__version__} (format {CHECKPOINT_FORMAT}) ({path}); upgrade quatsphere"
         )
-
-
-def _best_name(best: Any) -> str | None:
-    """Validated name of the best step folder: it becomes part of a path."""
-    if best is None or (isinstance(best, str) and step_of(best) is not None):
-        return best
-    raise TypeError("best is not a step folder")
 
 
 def _write_folder(path: Path, files: dict[str, bytes]) -> None:

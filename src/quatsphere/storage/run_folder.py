@@ -235,11 +235,14 @@ class RunFolder:
             raise ResourceError(f"cannot read metrics ({self.metrics}: {error.strerror}); check the file") from error
         records = []
         for number, line in enumerate(lines[:-1], start=1):
-            record = _parse_record(line)
-            if record is None:
-                self.note(f"line {number} is damaged ({self.metrics}); left out")
-            else:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict) and misfit(record, METRICS_SHAPE) is None:
                 records.append(record)
+            else:
+                self.note(f"line {number} is damaged ({self.metrics}); left out")
         return records
 
     def _progress(self) -> str:
@@ -290,14 +293,6 @@ def _append(path: Path, line: bytes) -> None:
         if file.write(line) < len(line):
             file.truncate(start)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _parse_record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and misfit(record, METRICS_SHAPE) is None else None
 
 
 # The lock: a locked file that names its holder.

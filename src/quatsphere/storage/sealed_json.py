@@ -27,12 +27,9 @@ def seal(fields: dict[str, Any], to_text: Callable[[dict[str, Any]], str] | None
 
     `to_text` writes the fields in the order it gets them; the default indents by two.
     """
-    text = (to_text or _indented)({SEAL: UNSEALED, **fields})
+    unsealed = {SEAL: UNSEALED, **fields}
+    text = to_text(unsealed) if to_text else json.dumps(unsealed, indent=2, allow_nan=False) + "\n"
     return text.replace(UNSEALED, sha256_bytes(text.encode()), 1).encode()
-
-
-def _indented(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, indent=2, allow_nan=False) + "\n"
 
 
 def describe_files(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:

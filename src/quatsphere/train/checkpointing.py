@@ -240,28 +240,29 @@ def meta_misfit(checkpoint: Checkpoint, classes: int, channels: int) -> str | No
 
 def checkpoint_misfit(trainer: Trainer, checkpoint: Checkpoint) -> str | None:
     """Describe the first field or tensor that a trainer cannot have written; None if there is none."""
+    return next((wrong for wrong in _misfits(trainer, checkpoint) if wrong is not None), None)
+
+
+def _misfits(trainer: Trainer, checkpoint: Checkpoint) -> Iterator[str | None]:
+    """Yield the results of all checks; later ones rely on earlier ones."""
     step, model = trainer.step, trainer.config.model
     fields = {f"{PREVIOUS_FIELD}/{index}": field for index, field in enumerate(step.auxiliary.fields)}
     stored = {name: value for name, value in checkpoint.state.items() if name.startswith(f"{PREVIOUS_FIELD}/")}
     moments = {name: value for name, value in checkpoint.state.items() if name not in stored}
-    wrong = meta_misfit(checkpoint, model.num_classes, model.in_channels)
-    if wrong is None and step.scaler.is_enabled():
-        wrong = misfit(checkpoint.meta.get("scaler"), _SCALER, "scaler")
-    if wrong is None:
-        wrong = next(iter(weights_misfits(trainer.model, checkpoint.weights)), None)
-    if (
-        wrong is None
-        and stored
-        and {n: (v.shape, v.dtype) for n, v in stored.items()} != {n: (v.shape, v.dtype) for n, v in fields.items()}
-    ):
-        wrong = "the field of the last epoch does not fit the model"
-    if wrong is None:
-        wrong = step.optimisers.state_misfit(moments)
-    if wrong is None and (bad := first_not_finite(checkpoint.state.items())) is not None:
-        wrong = f"{bad} holds values that are not finite"
-    counts = {name: float(value) for name, value in moments.items() if name.endswith("/step")} if wrong is None else {}
-    off = next((name for name, count in counts.items() if not 0 <= count <= checkpoint.step), None)
-    return wrong if off is None else f"{off} is {counts[off]:g} at step {checkpoint.step}"
+    yield meta_misfit(checkpoint, model.num_classes, model.in_channels)
+    if step.scaler.is_enabled():
+        yield misfit(checkpoint.meta.get("scaler"), _SCALER, "scaler")
+    yield from weights_misfits(trainer.model, checkpoint.weights)
+    shapes, own = ({name: (v.shape, v.dtype) for name, v in tensors.items()} for tensors in (stored, fields))
+    if stored and shapes != own:
+        yield "the field of the last epoch does not fit the model"
+    yield step.optimisers.state_misfit(moments)
+    bad = first_not_finite(checkpoint.state.items())
+    if bad is not None:
+        yield f"{bad} holds values that are not finite"
+    for name, count in moments.items():
+        if name.endswith("/step") and not 0 <= float(count) <= checkpoint.step:
+            yield f"{name} is {float(count):g} at step {checkpoint.step}"
 
 
 # Saving.
@@ -294,7 +295,11 @@ class CheckpointSaver:
                 break
             except ResourceError as error:
                 attempts += 1
-                if not _may_heal(error, attempts):
+                cause = error.__cause__
+                if not isinstance(cause, OSError):
+                    raise
+                unreliable = cause.errno in UNRELIABLE and attempts <= UNRELIABLE_ATTEMPTS
+                if not is_disk_full(cause) and not unreliable:
                     raise
                 self.context.reporter.note(
                     f"{error}; training paused, retrying every {RETRY_SECONDS:g} s (Ctrl-C to stop)"
@@ -311,11 +316,3 @@ class CheckpointSaver:
                     self.context.stop.signal_number,
                 )
             time.sleep(min(0.2, RETRY_SECONDS))
-
-
-def _may_heal(error: ResourceError, attempts: int) -> bool:
-    """True if a later attempt to write may succeed: there may be space again, or a network disk may be back."""
-    cause = error.__cause__
-    if not isinstance(cause, OSError):
-        return False
-    return is_disk_full(cause) or (cause.errno in UNRELIABLE and attempts <= UNRELIABLE_ATTEMPTS)

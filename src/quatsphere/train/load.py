@@ -226,7 +226,10 @@ def _find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
     paths = steps_in(run.checkpoints)
     best = read_pointer(run.checkpoints, "best")
     if not paths or (which == "best" and best is None):
-        return _last_checkpoint(run)
+        last = load_last_good(run.checkpoints, run.note) if run.checkpoints.is_dir() else None
+        if last is None:
+            raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")
+        return last
     if which not in ("best", "last") and not which.isdecimal():
         raise ConfigError(f"checkpoint must be 'best', 'last' or a step: got {which!r:.40}")
     path = {"best": best, "last": paths[0]}.get(which) or run.checkpoints / step_name(int(which))
@@ -238,13 +241,6 @@ def _find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
     except DamagedCheckpoint as damage:
         cure = f"load another checkpoint with --checkpoint {others}" if others else "no other is left, train it again"
         raise CheckpointError(f"{str(damage).rpartition('; ')[0]}; {cure}") from damage
-
-
-def _last_checkpoint(run: RunFolder) -> Checkpoint:
-    checkpoint = load_last_good(run.checkpoints, run.note) if run.checkpoints.is_dir() else None
-    if checkpoint is None:
-        raise CheckpointError(f"run '{run.name}' has no checkpoint yet; train it first")
-    return checkpoint
 
 
 # Fine-tuning.

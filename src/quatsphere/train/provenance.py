@@ -119,7 +119,7 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
     """
     stored, requested = stored_settings(run), flat_settings(config)
     if stored.get("model.name") == config.model.name:
-        stored = {**_defaults(config), **stored}
+        stored = {**flat_settings(RunConfig(model=type(config.model)())), **stored}
     free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
     differing = [
         f"{key}: {stored.get(key)!r} in the run, {requested.get(key)!r} now"
@@ -131,11 +131,6 @@ def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False)
         raise ConfigError(
             f"run '{run.name}' has other settings ({'; '.join(differing[:10])}{more}); use another --run-dir"
         )
-
-
-def _defaults(config: RunConfig) -> dict[str, Any]:
-    """Default of every setting: the value in runs that are older than the setting."""
-    return flat_settings(RunConfig(model=type(config.model)()))
 
 
 def require_same_data(checkpoint: Checkpoint, fingerprint: str, *, accept_change: bool) -> None:

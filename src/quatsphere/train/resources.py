@@ -123,17 +123,14 @@ def memory_errors(model: Model, batch: int) -> Iterator[None]:
         words = str(error).lower()
         if not isinstance(error, MemoryError) and not any(w in words for w in ("memory", "bad_alloc")):
             raise
+        try:
+            estimate = f" (a step takes about {estimate_bytes(model, batch) / 2**30:.2f} GiB)"
+        except (MemoryError, RuntimeError):
+            estimate = ""
         raise ResourceError(
-            f"out of memory at batch size {batch}{_estimate_text(model, batch)}; the last checkpoint is intact: "
+            f"out of memory at batch size {batch}{estimate}; the last checkpoint is intact: "
             "use a smaller --train.batch_size in another run, or more memory"
         ) from error
-
-
-def _estimate_text(model: Model, batch: int) -> str:
-    try:
-        return f" (a step takes about {estimate_bytes(model, batch) / 2**30:.2f} GiB)"
-    except (MemoryError, RuntimeError):
-        return ""
 
 
 # Signals: the first SIGINT or SIGTERM finishes the step and saves, a second SIGINT stops at once.

@@ -210,7 +210,8 @@ def train(
         with memory_errors(trainer.model, trainer.config.train.batch_size):
             if team.is_rank_zero:
                 return _train_rank_zero(trainer, repair=options.repair)
-            return _train_worker(trainer)
+            trainer.fit()  # in the other processes: the same steps, no files
+            return {}
 
 
 def _finished_result(config: RunConfig, run: RunFolder, options: ResumeOptions) -> dict[str, Any] | None:
@@ -289,12 +290,6 @@ def _train_rank_zero(trainer: Trainer, *, repair: bool) -> dict[str, Any]:
         context.tracker.close()
         reporter.close()
     return result
-
-
-def _train_worker(trainer: Trainer) -> dict[str, Any]:
-    """Train in another process: the same steps, no files."""
-    trainer.fit()
-    return {}
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
