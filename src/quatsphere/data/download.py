@@ -68,7 +68,11 @@ def _fetch_first(addresses: list[tuple[str, Archive]], folder: Path, progress: P
         part = folder / f"{archive.name}.part"
         try:
             _complete(address, part, archive, progress)
-            return _accept(address, part, archive)
+            if not _is_intact(part, archive):
+                part.unlink()
+                raise _Unreachable("sha256 differs from the official archive, file deleted")
+            atomic.rename_durably(part, folder / archive.name)
+            return folder / archive.name
         except _Unreachable as failure:
             failures.append(f"{address}: {failure}")
     raise DataError(
@@ -123,15 +127,6 @@ def _copy(
             progress(min(done, total), total)
     file.flush()
     os.fsync(file.fileno())
-
-
-def _accept(address: str, part: Path, archive: Archive) -> Path:
-    if not _is_intact(part, archive):
-        part.unlink()
-        raise _Unreachable("sha256 differs from the official archive, file deleted")
-    path = part.with_name(archive.name)
-    atomic.rename_durably(part, path)
-    return path
 
 
 def _is_intact(path: Path, archive: Archive) -> bool:

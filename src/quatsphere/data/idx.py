@@ -104,7 +104,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """Read one file; unpacking stops one byte after the size in the header, which stops a gzip bomb early."""
     try:
         with open_stream(path) as stream:
-            shape = _read_header(stream.read(4 + 4 * dimensions), dimensions)
+            head = stream.read(4 + 4 * dimensions)
+            if len(head) < 4 + 4 * dimensions:
+                raise ValueError("header is incomplete")
+            if struct.unpack(">HBB", head[:4]) != (0, 8, dimensions):
+                raise ValueError(f"not an IDX file of bytes with {dimensions} dimensions")
+            shape = struct.unpack(f">{dimensions}I", head[4:])
             expected = int(np.prod(shape, dtype=np.uint64))
             if expected > MAX_VALUES:
                 raise ValueError(f"header promises {expected} values, the cap is {MAX_VALUES}")
@@ -116,12 +121,3 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(data) < expected:
         raise DataError(f"{printable(path)} has {len(data)} values, expected {expected}; the copy is incomplete")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _read_header(head: bytes, dimensions: int) -> tuple[int, ...]:
-    if len(head) < 4 + 4 * dimensions:
-        raise ValueError("header is incomplete")
-    zero, kind, count = struct.unpack(">HBB", head[:4])
-    if (zero, kind, count) != (0, 8, dimensions):
-        raise ValueError(f"not an IDX file of bytes with {dimensions} dimensions")
-    return struct.unpack(f">{dimensions}I", head[4:])

@@ -70,7 +70,11 @@ def list_images(tree: FileTree, classes: tuple[str, ...] | None = None) -> Image
     groups = _group(names, _common_depth(names))
     _check_groups(groups, printable(tree.path))
     classes = classes or tuple(sorted({label for _, label in groups}))
-    _check_expected(groups, classes)
+    found = {name for _, name in groups}
+    for wrong, fault in ((found - set(classes), "is none of this data set's"), (set(classes) - found, "is missing")):
+        if wrong:
+            name = printable(min(wrong))
+            raise DataError(f"class folder {name!r} {fault}; for images of your own use --data.name folder")
     labels = {name: label for label, name in enumerate(classes)}
     rows = [
         (name, labels[class_name], split == "test")
@@ -148,14 +152,6 @@ def _check_groups(groups: ImageGroups, where: str) -> None:
             f"train and test have different classes ({len(train)} and {len(test)} in {where}; first difference "
             f"{printable(first)!r}, only in {'train' if first in train else 'test'}); give both the same class folders"
         )
-
-
-def _check_expected(groups: ImageGroups, classes: tuple[str, ...]) -> None:
-    found = {name for _, name in groups}
-    for wrong, fault in ((found - set(classes), "is none of this data set's"), (set(classes) - found, "is missing")):
-        if wrong:
-            name = printable(min(wrong))
-            raise DataError(f"class folder {name!r} {fault}; for images of your own use --data.name folder")
 
 
 def _decode_tree(

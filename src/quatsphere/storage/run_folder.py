@@ -317,22 +317,18 @@ def folder_lock(path: Path, name: str, note: Callable[[str], None]) -> Iterator[
             raise CheckpointError(message)
         if os.fstat(descriptor).st_size:
             note(f"took over a stale lock of run '{name}': {_read_holder(descriptor)} is gone")
-        _write_holder(descriptor, path)
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        with disk_errors(path.name, path.parent, len(text), "free some space"):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, text.encode())
         try:
             yield
         finally:
             os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _write_holder(descriptor: int, path: Path) -> None:
-    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-    with disk_errors(path.name, path.parent, len(text), "free some space"):
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, text.encode())
 
 
 def _read_holder(descriptor: int) -> str:

@@ -190,7 +190,10 @@ def train(
         if result is not None:
             reporter.note(f"run '{run.name}' is finished; nothing is left to do")
             return result if team.is_rank_zero else {}
-        team.assert_same("configuration", _digest(config))
+        shared = config_to_dict(config)
+        shared["data"].pop("root")  # the path of the data may differ
+        text = json.dumps(shared, sort_keys=True)
+        team.assert_same("configuration", hashlib.sha256(text.encode()).hexdigest()[:16])
         threads = team.on_rank_zero(lambda: resolve_threads(config.train, run, resume=options.resume))
         config = replace(config, train=threads)
         prepare_torch(config.train)
@@ -336,10 +339,3 @@ def make_result(trainer: Trainer, test: Evaluation) -> dict[str, Any]:
         "predictions": pack_indices(test.predictions),
     }
     return RunResult(facts)
-
-
-def _digest(config: RunConfig) -> str:
-    """Digest of the settings that all processes share; the path of the data may differ."""
-    plain = config_to_dict(config)
-    plain["data"].pop("root")
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
