@@ -60,29 +60,20 @@ def _register(
     return register
 
 
-def _instance(rule: Callable[..., Any], heads: int, channels: int) -> Rule:
-    """Return the function itself, or a module of the class."""
-    if isinstance(rule, type):
-        rule = rule(heads, channels)
-    return rule
-
-
 class RegisteredRouting(Routing):
     """A registered rule; parameters of a module are named `rule.*`."""
 
-    def __init__(
-        self, rule: Callable[..., Any], heads: int, channels: int, beta_start: float | None, frozen: bool
-    ) -> None:
+    def __init__(self, rule: Rule, heads: int, beta_start: float | None, frozen: bool) -> None:
         super().__init__(heads, beta_start, frozen)
-        self.rule = _instance(rule, heads, channels)
+        self.rule = rule
 
 
 class RegisteredTransport(Transport):
     """A registered rule; parameters of a module are named `rule.*`."""
 
-    def __init__(self, rule: Callable[..., Any], heads: int, channels: int) -> None:
+    def __init__(self, rule: Rule, heads: int, channels: int) -> None:
         super().__init__(heads, channels)
-        self.rule = _instance(rule, heads, channels)
+        self.rule = rule
 
 
 def build_routing(
@@ -91,17 +82,21 @@ def build_routing(
     """Build a built-in or registered routing."""
     if name in ROUTINGS:
         return ROUTINGS[name](heads, beta_start, frozen)
-    return RegisteredRouting(_find("routing", name, _routings), heads, channels, beta_start, frozen)
+    return RegisteredRouting(_build_rule("routing", name, _routings, heads, channels), heads, beta_start, frozen)
 
 
 def build_transport(name: str, heads: int, channels: int) -> Transport:
     """Build a built-in or registered transport."""
     if name in TRANSPORTS:
         return TRANSPORTS[name](heads, channels)
-    return RegisteredTransport(_find("transport", name, _transports), heads, channels)
+    return RegisteredTransport(_build_rule("transport", name, _transports, heads, channels), heads, channels)
 
 
-def _find(field: str, name: str, registered: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _build_rule(
+    field: str, name: str, registered: dict[str, Callable[..., Any]], heads: int, channels: int
+) -> Callable[..., Any]:
+    """Return the registered function, or a module of the registered class."""
     if name not in registered:
         raise ConfigError(f"{field} {name!r} is not registered; import its module, or use --plugin FILE.py")
-    return registered[name]
+    rule = registered[name]
+    return rule(heads, channels) if isinstance(rule, type) else rule
