@@ -163,13 +163,13 @@ def test_values_of_the_figures_of_results() -> None:
     cells = [cell("full", seed, 0.5 + 0.01 * seed) for seed in (1, 2, 3)]
     cells += [cell("transport_identity", seed, 0.46 + 0.012 * seed) for seed in (1, 2, 3)]
     full, off = ablation_rows(cells, "cifar10")
-    assert full.accuracy.mean == pytest.approx(52)
+    assert full.accuracy.value == pytest.approx(52)
     assert (full.change, full.paper_accuracy) == (None, 85.9)
     assert off.change is not None
-    assert off.change.mean == pytest.approx(-3.6)
-    assert off.change.low is not None
-    assert off.change.high is not None
-    assert off.change.low < -3.6 < off.change.high
+    assert off.change.value == pytest.approx(-3.6)
+    interval = off.change.interval()
+    assert interval is not None
+    assert interval[0] < -3.6 < interval[1]
     assert (off.paper_accuracy, off.paper_change) == (81.7, -4.3)
     costs, caption = costs_of(cells)
     assert costs == pytest.approx({"transport_identity": -3.6})
