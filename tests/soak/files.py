@@ -49,7 +49,9 @@ def damaged_copies(files: dict[str, bytes], count: int) -> Iterator[tuple[str, s
             yield kind, name, bytes(data)
 
 
-@promise("A damaged copy of a real checkpoint (bits, cuts, headers) is refused in 1 s, within twice its size", 10_000)
+@promise(
+    "A damaged copy of a real checkpoint (bits, cuts, headers) is refused in 1 s, within twice its size", 10_000, 8
+)
 def damaged_checkpoints(trials: Trials) -> None:
     train(tiny_config(epochs=1), trials.folder / "run")
     step = next((trials.folder / "run" / "checkpoints").glob("step-*"))
@@ -116,7 +118,7 @@ def released_formats(trials: Trials) -> None:
     trials.tests("tests/storage/test_existing_runs.py")
 
 
-@promise("Missing data is refused with exit code 3 within a second, before a model is built", 10)
+@promise("Missing data is refused with exit code 3 within a second, before a model is built", 10, 3)
 def missing_data(trials: Trials) -> None:
     from quatsphere.cli import main
 
@@ -148,7 +150,7 @@ def shared_image_cache(trials: Trials) -> None:
             assert not list(cache.rglob("*.tmp.*"))
 
 
-@promise("Two processes that compile into one empty cache at the same time both finish with the right result", 10)
+@promise("Two processes that compile into one empty cache at the same time both finish with the right result", 10, 13)
 def shared_compiled_cache(trials: Trials) -> None:
     """Forks of a process that has imported the compiler and compiled nothing."""
     import numba
@@ -216,7 +218,7 @@ def outline(text: str, folder: Path) -> Outline:
     return Outline((folder / "report.html").read_text(encoding="utf-8"))
 
 
-@promise("Markup in names and values appears in reports as text: no tag or attribute comes from it", 200)
+@promise("Markup in names and values appears in reports as text: no tag or attribute comes from it", 200, 6)
 def markup_in_reports(trials: Trials) -> None:
     plain = outline("plainest", trials.folder)
     for text in [wrapper.replace("{}", text) for text in MARKUP for wrapper in WRAPPERS][: trials.count]:

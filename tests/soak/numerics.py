@@ -93,7 +93,7 @@ def derivatives(trials: Trials) -> None:
             assert gradcheck(function, tuple(value.clone().requires_grad_() for value in values), fast_mode=False)
 
 
-@promise("Rotations compose, R(pq) = R(p) R(q), and keep norms, to 1e-12 in float64", 1000)
+@promise("Rotations compose, R(pq) = R(p) R(q), and keep norms, to 1e-12 in float64", 1000, 2)
 def rotations_compose(trials: Trials) -> None:
     p, q = Q.normalize(normal(0, trials.count, 4)), Q.normalize(normal(1, trials.count, 4))
     v = normal(2, trials.count, 3)
@@ -104,7 +104,7 @@ def rotations_compose(trials: Trials) -> None:
     trials.add(trials.count, good, f"errors up to {float(matrix_error.max()):.1e} and {float(norm_error.max()):.1e}")
 
 
-@promise("Unit quaternions keep their norm to 1e-6 after each of 10,000 optimiser steps, in float32", 10_000)
+@promise("Unit quaternions keep their norm to 1e-6 after each of 10,000 optimiser steps, in float32", 10_000, 7)
 def norms_after_many_steps(trials: Trials) -> None:
     q = Q.normalize(normal(0, 64, 4)).float().requires_grad_()
     optimiser, generator = RiemannianAdam([q], lr=2.5e-3), torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def layout(number: int) -> tuple[Tensor, Tensor, int]:
     return (*made, 1 + seed % len(made[1]))
 
 
-@promise("Neighbours equal a full sort by (distance, index) in float64, also on grids and duplicates", 100)
+@promise("Neighbours equal a full sort by (distance, index) in float64, also on grids and duplicates", 100, 2)
 def neighbour_layouts(trials: Trials) -> None:
     for number in range(trials.count):
         targets, sources, k = layout(number)
@@ -229,6 +229,6 @@ def compiled_models(trials: Trials) -> None:
             assert process.wait() == 0, process.text[-1000:]
 
 
-@promise("Neighbour kernels are bit-equal for any number of threads", 1, 150)
+@promise("Neighbour kernels are bit-equal for any number of threads", 1, 57)
 def kernels_on_any_threads(trials: Trials) -> None:
     trials.tests("tests/kernels", "-k", "threads and not gpu")
