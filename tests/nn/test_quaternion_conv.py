@@ -230,8 +230,24 @@ def test_bad_arguments_are_one_line() -> None:
         conv()(X, torch.tensor([[1, 9], [2, 2]]))
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.int64, torch.float16])
+def test_features_of_another_type_are_one_line(given: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=f"x must be torch.float64 as the layer is: got {given}; call .to"):
+        conv()(X.to(given), TABLE)
+
+
+@pytest.mark.parametrize("graph", [SHUFFLED, SHUFFLED[:, 1:]], ids=["regular", "irregular"])
+def test_an_empty_batch_has_an_empty_result(graph: Tensor) -> None:
+    x = X[:0].clone().requires_grad_()
+    out = conv()(x, graph)
+    assert out.shape == (0, 9, 24)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+
+
 @given(st.integers(0, 2**31), st.integers(3, 8), st.sampled_from(["absolute", "uniform"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_with_local_frames_the_layer_is_invariant_to_rotation(seed: int, k: int, routing: str) -> None:
     """The graph, frames and features of a rotated cloud are computed anew; the output is the same at 1e-6."""
     generator = torch.Generator().manual_seed(seed)

@@ -133,6 +133,10 @@ class QuaternionConv(nn.Module):
             raise ConfigError(f"x must be (V, C) or (B, V, C): got {tuple(source.shape)} and {tuple(target.shape)}")
         if (source.shape[-1], target.shape[-1]) != widths:
             raise ConfigError(f"x must have {widths} features: got {source.shape[-1]} and {target.shape[-1]}")
+        expected = self.value.weight.dtype
+        for given in {source.dtype, target.dtype}:
+            if given != expected and not (given.is_floating_point and torch.is_autocast_enabled(source.device.type)):
+                raise ConfigError(f"x must be {expected} as the layer is: got {given}; call .to({expected})")
         if source.dim() == 3:
             return source, target, True
         return source[None], target[None], False

@@ -48,9 +48,9 @@ class _GraphLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: Tensor, value: Tensor, *rest: Any) -> Tensor:
         *network, beta, table, rows, keep, routing, transport, keep_scale = rest
-        (B, V, C), heads = x.shape, len(beta)
-        flat = x.reshape(-1, C)
-        hidden, values = (torch.mm(flat, weight.t()).view(B, V, -1) for weight in (first, value))
+        (B, V, _), heads = x.shape, len(beta)
+        flat = x.flatten(0, 1)
+        hidden, values = (torch.mm(flat, weight.t()).view(B, V, len(weight)) for weight in (first, value))
         field = perturb.function(hidden, *network, None, None, None)[0]
         ctx.copies = _copies(1 if rows is None else LANES, B, heads, values.shape[2] // (4 * heads))
         tensors = _split((field, values, beta, keep), ctx.copies)
@@ -60,7 +60,7 @@ class _GraphLayer(torch.autograd.Function):
             out = attend.function(*_regular(tensors, table), *ctx.modes)
         else:
             out, state = attend_ragged.function(*_ragged(tensors, table, rows), *ctx.modes, False)
-        out = out.view(B, V, heads, -1, 4)
+        out = out.view(B, V, heads, values.shape[2] // (4 * heads), 4)
         ctx.save_for_backward(x, first, value, *network, beta, table, rows, keep, hidden, *tensors, out, state)
         return out
 
@@ -70,7 +70,7 @@ class _GraphLayer(torch.autograd.Function):
         if differentiated_again():
             return plain_gradients(_plain, (*inputs, *ctx.modes), gradients[0])
         x, first, value, *network, beta, table, rows, _ = inputs
-        gradient, out = (y.reshape(len(x), -1, *tensors[1].shape[2:]) for y in (gradients[0], out))
+        gradient, out = (y.reshape(tensors[1].shape) for y in (gradients[0], out))
         if rows is None:
             found = attention_gradients(gradient, out, _regular(tensors, table), ctx.modes, None)
             beta_grad = found[3]
@@ -78,12 +78,12 @@ class _GraphLayer(torch.autograd.Function):
             arguments = *_ragged(tensors, table, rows), *ctx.modes, False
             found = attend_ragged_backward.function(gradient, out, state, *arguments)
             beta_grad = found[4]
-        parts = found[0].add_(found[1]).view(*x.shape[:2], len(beta), -1, 4).unbind(3)
+        parts = found[0].add_(found[1]).view(*x.shape[:2], len(beta), ctx.copies, 4).unbind(3)
         field_grad = sum(parts[1:], parts[0])
         hidden_grad, *network_grads, _ = perturb_backward.function(
             field_grad, hidden.new_empty(0), hidden, *network, None, None, None
         )
-        flat, rows_grad, values_grad = (y.reshape(-1, y.shape[2]) for y in (x, hidden_grad, found[2].flatten(2)))
+        flat, rows_grad, values_grad = (y.flatten(0, 1) for y in (x, hidden_grad, found[2].flatten(2)))
         x_grad = None
         if ctx.needs_input_grad[0]:
             x_grad = torch.mm(rows_grad, first).addmm_(values_grad, value).view(x.shape)
@@ -103,7 +103,7 @@ def _copies(packed: int, images: int, heads: int, channels: int) -> int:
 def _split(tensors: Any, copies: int) -> tuple[Any, ...]:
     """Field (B, V, H, 4), values (B, V, d) as (B, V, H, Q, 4), β (H,), mask (..., H), with each head `copies` times."""
     field, values, beta, keep = tensors
-    features = values.unflatten(2, (copies * len(beta), -1, 4))
+    features = values.unflatten(2, (copies * len(beta), values.shape[2] // (4 * copies * len(beta)), 4))
     if copies == 1:
         return field, features, beta, keep
     field = torch.stack([field] * copies, dim=3).flatten(2, 3)

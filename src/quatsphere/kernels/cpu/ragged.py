@@ -96,7 +96,7 @@ def attend_ragged_backward(gradient: Tensor, out: Tensor, state: Tensor, *inputs
     rotated = rotation.new_zeros(rotation.shape) if rotation_grad else features.new_empty(0)
     outputs = TargetState(flat(out), flat(gradient), flat(state))
     run_ragged_backward(arrays, sizes, plan, outputs, AttentionGrads(*map(flat, into)), flat(rotated))
-    per_head = sum_in_order(into[3], 1).view(sizes.images, -1)[:, : sizes.heads]
+    per_head = sum_in_order(into[3], 1).view(sizes.images, -(-sizes.heads // LANES) * LANES)[:, : sizes.heads]
     beta_gradient = sum_in_order(per_head, 0).to(beta.dtype)
     return [*into[:3], rotated, beta_gradient, sum_in_order(into[4], 0), sum_in_order(into[5], 0)]
 
