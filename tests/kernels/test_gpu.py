@@ -15,7 +15,7 @@ from quatsphere.kernels import backends
 from quatsphere.kernels.gpu import attention as gpu_attention
 
 HERE = Path(__file__).parent
-KERNEL_TESTS = [str(HERE / name) for name in ("test_gpu_kernels.py", "test_gpu_step.py")]
+KERNEL_TESTS = [str(HERE / name) for name in ("test_gpu_kernels.py", "test_gpu_step.py", "test_gpu_dot_product.py")]
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_kernels.py runs on the GPU itself")
 
 

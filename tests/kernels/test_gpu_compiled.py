@@ -19,6 +19,7 @@ from helpers.step_inputs import fused_inputs, make
 
 from quatsphere.kernels import DropoutMasks
 from quatsphere.kernels.gpu import attention as gpu_attention
+from quatsphere.kernels.gpu import dot_product as gpu_dot_product
 from quatsphere.kernels.gpu import step as gpu_step
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, working_dtype
 
@@ -40,6 +41,9 @@ BUDGETS = {
     "hamilton": (2800, 160),
     "hamilton_gradients": (5450, 210),
     "weight_gradient": (4, 34),
+    "dot_attend": (1340, 122),
+    "dot_target_gradients": (1580, 232),
+    "dot_source_gradients": (760, 140),
 }
 """Kernel -> (instructions per vertex, registers), the largest of sm_80, sm_86 and sm_90. No kernel may spill."""
 VERTICES = {"lift_sources": S, "hamilton": T, "hamilton_gradients": T, "weight_gradient": T}
@@ -117,6 +121,21 @@ def test_step_stays_within_its_budget(architecture: int, monkeypatch: pytest.Mon
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     launches = step_launches((B, 255, H, Q, K), True, monkeypatch)  # 383 targets
     assert_within_budgets([launched for launched in launches if launched.name not in ATTENTION], architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dot_product_stays_within_its_budget(
+    architecture: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The baseline's attention with as many numbers per token, so that a comparison on a GPU is fair."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    rows = [torch.zeros(B, count, H, 4 * Q) for count in (T, S, S)]
+    graph, mask = torch.zeros(T, K, dtype=torch.int64), torch.zeros(B, T, K, H, dtype=torch.bool)
+    with monkeypatch.context() as recording:
+        launches = record_launches(recording)
+        outputs = gpu_dot_product.dot_attend_gpu(*rows, graph, mask, 1.25)
+        gpu_dot_product.dot_attend_gpu_backward(rows[0], *outputs, *rows, graph, mask, 1.25)
+    assert_within_budgets(launches, architecture)
 
 
 @pytest.mark.slow

@@ -275,6 +275,7 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(self_check, "_faults", {})
     monkeypatch.setattr(self_check, "CASES", [(*self_check.CASES[-1][:-1], (1, 2, 3, 2, 2, 1))])
     monkeypatch.setattr(self_check, "STEP_CASES", ())
+    monkeypatch.setattr(self_check, "DOT_SIZES", (1, 2, 2, 2, 1, 1))
     return DEVICE
 
 

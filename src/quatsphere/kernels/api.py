@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.backends import TORCH, select_backend
+from quatsphere.kernels.backends import select_backend
 from quatsphere.kernels.graphs import (
     EdgeList,
     Graph,
@@ -214,7 +214,7 @@ def dot_product_attention(
     backend: str = "auto",
 ) -> Float[Tensor, "b t h c"]:
     """Scaled dot-product attention over the same graph: the kernel of the matched baseline."""
-    kernel = select_backend(backend, "cpu") if values.is_cpu else TORCH
+    kernel = select_backend(backend, str(values.device))
     dtype = working_dtype(queries, keys, values)
     with torch.autocast(values.device.type, enabled=False):
         return kernel.dot_attention(queries.to(dtype), keys.to(dtype), values.to(dtype), neighbours, keep, keep_scale)

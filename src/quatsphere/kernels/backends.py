@@ -18,6 +18,7 @@ from quatsphere.kernels.cpu import ragged as cpu_ragged
 from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.cpu import step as cpu_step
 from quatsphere.kernels.gpu import attention as gpu_attention
+from quatsphere.kernels.gpu import dot_product as gpu_dot_product
 from quatsphere.kernels.gpu import ragged as gpu_ragged
 from quatsphere.kernels.gpu import step as gpu_step
 from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
@@ -240,6 +241,14 @@ class GpuBackend(FusedBackend):
         """The same over a sorted edge list: Triton's sums over the edges, torch's products per vertex."""
         gpu_ragged.register()
         return super().ragged_attention(replace(inputs, features=inputs.features.to(inputs.target_field.dtype)))
+
+    def dot_attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float
+    ) -> Tensor:
+        """Scaled dot-product attention with two numbers per edge and head in memory."""
+        if len(queries) > MAX_GRID:
+            return super().dot_attention(queries, keys, values, neighbours, keep, keep_scale)
+        return gpu_dot_product.dot_attend_gpu(queries, keys, values, neighbours, keep, keep_scale)[0]
 
     def step(self, inputs: FusedStepInputs) -> Tensor:
         """A whole step in one operator: Triton's kernels around torch's matrix products."""

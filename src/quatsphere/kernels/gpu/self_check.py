@@ -1,8 +1,9 @@
 """Self-check of the fused GPU kernels: `auto` uses them on a device only after they have equalled `factored` there.
 
 Four small problems cover every routing and transport, with and without a keep mask, narrow features, the paper's block
-sizes and odd ones; two whole steps, within a shell and between two, have masks hashed in the kernels. Values and all
-gradients are compared with plain torch in float64 on the same device, and a second run must be bit-identical.
+sizes and odd ones; two whole steps, within a shell and between two, have masks hashed in the kernels; another is the
+dot-product attention. Values and all gradients are compared with plain torch in float64 on the same device, and a
+second run must be bit-identical.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quatsphere.geometry import quaternion
 from quatsphere.geometry.neighbours import index_resampling
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.gpu.attention import quaternion_attention
+from quatsphere.kernels.gpu.dot_product import dot_attend_gpu
 from quatsphere.kernels.gpu.step import plain_step, step_gpu
 from quatsphere.kernels.inputs import AttentionInputs
 from quatsphere.randomness import keep_scale
@@ -36,6 +38,8 @@ CASES = (
 """(routing, transport, with a keep mask, type of the features, (B, T, S, k, H, Q))."""
 STEP_CASES = ((False, (2, 20, 16, 4, 16)), (True, (2, 9, 3, 2, 5)))
 """(between two shells, (B, S, H, Q, k)) of whole steps."""
+DOT_SIZES = (2, 6, 20, 16, 4, 12)
+"""(B, T, S, k, H, C) of the dot-product attention."""
 _log = logging.getLogger("quatsphere")
 _faults: dict[torch.device, str | None] = {}
 
@@ -71,6 +75,9 @@ def find_fault(device: torch.device) -> str | None:
             fault = _attempt(_step_runs, cross, sizes, device)
             if fault is not None:
                 return f"a step {'between two shells' if cross else 'within a shell'}: {fault}"
+        fault = _attempt(_dot_runs, DOT_SIZES, device)
+        if fault is not None:
+            return f"dot-product attention: {fault}"
     return None
 
 
@@ -155,6 +162,25 @@ def _step_runs(cross: bool, sizes: tuple[int, ...], device: torch.device) -> tup
         return step_gpu(*operands)[0]
 
     return run(plain_step, torch.float64), run(fused, torch.float32), run(fused, torch.float32)
+
+
+def _dot_runs(sizes: tuple[int, ...], device: torch.device) -> tuple[dict[str, Tensor], ...]:
+    """The same of the dot-product attention, with a mask."""
+    B, T, S, k, H, C = sizes
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"queries": (B, T, H, C), "keys": (B, S, H, C), "values": (B, S, H, C)}
+    leaves = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
+    graph = torch.stack([torch.randperm(S, generator=generator)[:k] for _ in range(T)]).to(device)
+    mask = (torch.rand(B, T, k, H, generator=generator) > 0.3).to(device)
+
+    def fused(found: dict[str, Tensor]) -> Tensor:
+        return dot_attend_gpu(*found.values(), graph, mask, 1 / 0.7)[0]
+
+    def plain(found: dict[str, Tensor]) -> Tensor:
+        return torch_backend.dot_attend(*found.values(), graph, mask, 1 / 0.7, C**-0.5)
+
+    wide = {name: leaf.double() for name, leaf in leaves.items()}
+    return _run(plain, wide), _run(fused, leaves), _run(fused, leaves)
 
 
 def _compare(exact: dict[str, Tensor], first: dict[str, Tensor], second: dict[str, Tensor]) -> str | None:
