@@ -78,7 +78,9 @@ def _(gradient: Tensor, out: Tensor, log_sums: Tensor, *inputs: Any) -> list[Ten
 
 
 def _plain(*inputs: Any) -> Tensor:
-    return torch_backend.dot_attend(*inputs, 1 / math.sqrt(inputs[0].shape[-1]))
+    queries, keys, values, neighbours, keep, keep_scale = inputs
+    scale = 1 / math.sqrt(queries.shape[-1])
+    return torch_backend.dot_attend(queries, keys, values, neighbours, keep, keep_scale, scale)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -177,7 +177,8 @@ def _dot_runs(sizes: tuple[int, ...], device: torch.device) -> tuple[dict[str, T
         return dot_attend_gpu(*found.values(), graph, mask, 1 / 0.7)[0]
 
     def plain(found: dict[str, Tensor]) -> Tensor:
-        return torch_backend.dot_attend(*found.values(), graph, mask, 1 / 0.7, C**-0.5)
+        queries, keys, values = found.values()
+        return torch_backend.dot_attend(queries, keys, values, graph, mask, 1 / 0.7, C**-0.5)
 
     wide = {name: leaf.double() for name, leaf in leaves.items()}
     return _run(plain, wide), _run(fused, leaves), _run(fused, leaves)
