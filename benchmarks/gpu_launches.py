@@ -1,7 +1,7 @@
 """Kernel launches, memory traffic and host waits of a training step of the paper's models on an accelerator, by part.
 
 No accelerator is needed: the real trainer runs on the emulated device of tests/helpers/counting_device.py. Traffic is
-linear in the batch, so the counts of two small batches give those of any. Triton kernels are counted, not run.
+linear in the batch, so the counts of two batches give those of any larger one. Triton kernels are counted, not run.
 
 Usage: python benchmarks/gpu_launches.py [--batch 128] [--operations] [--model qsv | attention] [--backend NAME]
 """
@@ -29,7 +29,8 @@ from quatsphere.config.presets import load_preset  # noqa: E402
 from quatsphere.data.dataset import Dataset, Split  # noqa: E402
 from quatsphere.train.losses import AuxiliaryLosses  # noqa: E402
 
-BATCHES = (2, 4)
+BATCHES = (64, 96)
+"""Beyond the batches at which the number of partial sums still grows, traffic is linear."""
 PLAIN, REPULSION = 1, 2
 """Steps that are counted: repulsion is due at every second one."""
 PARTS = ("forward", "losses", "backward", "finite_check", "optimisers", "repulsion", "constrain", "other")
