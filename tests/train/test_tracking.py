@@ -7,6 +7,7 @@ skipped. The failing writer is a fake, because a real one does not fail on deman
 from __future__ import annotations
 
 import json
+import time
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -112,6 +113,7 @@ def test_a_resumed_run_continues_its_curves(tracker: str, tmp_path: Path) -> Non
         opened = open_tracker(config, run, start, pytest.fail)
         opened.log({"step": start + 4, "train": {"loss": 1.0 / (start + 1)}})
         opened.close()
+        time.sleep(1.1)  # wandb names folders by the second
         identities.append(json.loads((run.path / reporting.IDENTITY).read_text()))
     assert identities[0] == identities[1]
     assert REAL[tracker][1](run.path)["train/loss"] == [(4, 1.0), (8, 0.2)]
