@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--files", type=Path, default=Path("runs/onnx"), help="folder of converted models, used again")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for name in options.models:
@@ -49,7 +51,11 @@ def main() -> None:
         config = model.config
         shape = (config.in_channels, config.image_size, config.image_size)
         frozen = FrozenModel(model, [0.0] * config.in_channels, [1.0] * config.in_channels)
-        exported = read_onnx(onnx_bytes(export_program(frozen, shape), {}))
+        file = options.files / f"{name}.onnx"
+        if not file.is_file():
+            options.files.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(onnx_bytes(export_program(frozen, shape), {}))
+        exported = read_onnx(file.read_bytes())
         for batch in options.batches:
             images = torch.rand(batch, *shape)
             calls = {"torch": partial(model, images), "onnxruntime": partial(exported, images)}

@@ -7,9 +7,9 @@ skipped. The failing writer is a fake, because a real one does not fail on deman
 from __future__ import annotations
 
 import json
-import time
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
