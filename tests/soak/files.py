@@ -74,7 +74,7 @@ def damaged_checkpoints(trials: Trials) -> None:
         assert grown <= 2 * size + (8 << 20), f"{grown / 1e6:.1f} MB for a checkpoint of {size / 1e6:.1f} MB"
 
 
-@promise("Hostile pickles, archives, YAML and tensor files: nothing runs, nothing is written outside", 100)
+@promise("Hostile pickles, archives, YAML and tensor files: nothing runs, nothing is written outside", 100, 9)
 def hostile_files(trials: Trials) -> None:
     trials.tests("tests/data/test_pickles.py", "tests/data/test_archives.py", "tests/storage/test_safe_yaml.py",
                  "tests/storage/test_tensors.py")  # fmt: skip

@@ -221,7 +221,7 @@ def children_cpu_seconds() -> float:
     return times.children_user + times.children_system
 
 
-@promise("SIGTERM while kernels are compiled ends the process within 5 s with code 143", 5)
+@promise("SIGTERM while kernels are compiled ends the process within 5 s with code 143", 5, 32)
 def signals_while_compiling(trials: Trials) -> None:
     config, dice = short(model={"backend": "auto"}), random.Random(0)
     for number in range(trials.count):
@@ -268,7 +268,7 @@ def full_disks(trials: Trials) -> None:
         assert paused > 10, f"only {paused} levels filled the disk"
 
 
-@promise("A number that is not finite, in input, weight or gradient, stops before the update with code 5", 21)
+@promise("A number that is not finite, in input, weight or gradient, stops before the update with code 5", 21, 19)
 def bad_numbers(trials: Trials) -> None:
     trials.tests("tests/train/test_bad_numbers.py", "-k", "run_stops_before_the_update")
 
@@ -287,7 +287,7 @@ class JumpingClock(Reporter):
         self.clock(ctypes.c_longlong(-(10**9)))
 
 
-@promise("A wall clock that jumps back and forth by seconds to decades during a run changes nothing", 20, 80)
+@promise("A wall clock that jumps back and forth by seconds to decades during a run changes nothing", 20, 21)
 def clock_jumps(trials: Trials) -> None:
     """The clock is replaced inside the process by a preloaded library; the machine's own clock is not touched."""
     library = trials.folder / "clock.so"
@@ -357,7 +357,7 @@ def two_processes_compute_the_same(trials: Trials) -> None:
     trials.tests("tests/train/test_two_processes.py", "-k", "compute_the_same_as_one")
 
 
-@promise("Five runs with the same seed and thread count have one hash", 5)
+@promise("Five runs with the same seed and thread count have one hash", 5, 41)
 def repeated_runs(trials: Trials) -> None:
     config = short(model={"backend": "auto"}, epochs=3)
     whole = uninterrupted(config, trials.folder)
@@ -367,7 +367,9 @@ def repeated_runs(trials: Trials) -> None:
             assert trace_of(trials.folder / f"run-{number}") == whole
 
 
-@promise("2,000 steps of the default kernel: memory grows less than 1 MB per 1,000 steps, files and threads stay", 2000)
+@promise(
+    "2,000 steps of the default kernel: memory grows less than 1 MB per 1,000 steps, files and threads stay", 2000, 60
+)
 def long_run(trials: Trials) -> None:
     """Each step is an attempt; all survive or none."""
     import threading
