@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +17,7 @@ from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, P
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.pooling import POOLINGS
-from quatsphere.nn.shell_step import GatedResidual, Residual, ShellState, ShellStep
+from quatsphere.nn.shell_step import GatedResidual, Residual, ShellState, ShellStep, derive_for_all
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing
 
@@ -89,11 +90,13 @@ class QSV(LatticeModel):
             self.layout.refresh()
         shells = [ShellState(shell, field) for shell, field in zip(self.layout.shells, self.fields, strict=True)]
         tokens = embedded = self.embed(images, self.layout.image_coords())
-        tokens = self.within(tokens, shells[0], shells[0], self.layout.within, keys, trace)
-        for step, source, target, graph in zip(self.cross, shells, shells[1:], self.layout.cross, strict=False):
-            tokens = step(tokens, source, target, graph, keys, trace)
-        for step in self.rounds:
-            tokens = step(tokens, shells[-1], shells[-1], self.layout.last, keys, trace)
+        steps: list[tuple[Any, ShellState, ShellState]] = [(self.within, shells[0], shells[0])]
+        steps += zip(self.cross, shells, shells[1:], strict=False)
+        steps += [(step, shells[-1], shells[-1]) for step in self.rounds]
+        graphs = [self.layout.within, *self.layout.cross, *[self.layout.last] * len(self.rounds)]
+        derived = derive_for_all(steps, tokens)
+        for (step, source, target), graph, own in zip(steps, graphs, derived, strict=True):
+            tokens = step(tokens, source, target, graph, keys, trace, **({"derived": own} if own else {}))
         logits: Tensor = self.classifier(self.pool(tokens, self.fields[-1].base, trace))
         trace.note(lambda: {"tokens": embedded, "image_coords": self.layout.image_coords()})
         return logits

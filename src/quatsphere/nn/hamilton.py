@@ -94,9 +94,11 @@ class HamiltonFFN(nn.Module):
         return self._merged.infer(weights, lambda: self._merge(*weights))
 
     def _merge(self, up: Tensor, down: Tensor, post: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The quaternion matrix U P with (U P)_ok = Σ_i U_oi ⊗ P_ik, and the down projection."""
-        if post is None:
-            return up, down
+        """(up post, down) of weights."""
+        return (up if post is None else self.merge(up, post)), down
+
+    def merge(self, up: Float[Tensor, "h o i 4"], post: Float[Tensor, "h i k 4"]) -> Float[Tensor, "h o k 4"]:
+        """The quaternion matrices U P with (U P)_ok = Σ_i U_oi ⊗ P_ik, for any number of heads."""
         with full_precision(up):
             left = (up @ self.left.to(up)).unflatten(-1, (4, 4))
-            return torch.einsum("hoixy,hiky->hokx", left, post), down
+            return torch.einsum("hoixy,hiky->hokx", left, post)

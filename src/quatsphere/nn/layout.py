@@ -136,6 +136,7 @@ class Graph(nn.Module):
             return
         known = self._reversed.get(name)
         if known is None or known.neighbours is not getattr(self, name) or known.neighbours.is_inference():
+            table = table.contiguous()
             setattr(self, name, table)
             self._reversed[name] = ReversedTable(table, sources)
         else:

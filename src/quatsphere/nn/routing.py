@@ -44,7 +44,12 @@ class Routing(nn.Module):
     @property
     def beta(self) -> Float[Tensor, "h"]:
         """β_h > 0.1, an inverse temperature: high is sharp."""
-        return F.softplus(self.beta_logit) + 0.1
+        return self.positive(self.beta_logit)
+
+    @staticmethod
+    def positive(logit: Float[Tensor, "*steps h"]) -> Float[Tensor, "*steps h"]:
+        """β of each logit."""
+        return F.softplus(logit) + 0.1
 
     def directions(self, shell: Shell) -> Tensor | None:
         """Directions (V, 3) of the vertices, for rules that need them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,9 +19,11 @@ from quatsphere.kernels import (
     add_resampled,
     routing_weights,
     select_backend,
+    transformed,
 )
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.parameter_cache import ParameterCache
+from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
     LearnedBound,
@@ -98,6 +101,8 @@ class StepInputs:
     graph: Graph
     keys: Tensor
 
+    derived: Derived | None = None
+
     @property
     def fields(self) -> list[ShellField]:
         """Fields of the two shells, or of the one."""
@@ -138,9 +143,13 @@ class ShellStep(nn.Module):
         graph: Graph,
         keys: Int[Tensor, "b"],
         trace: Trace,
+        derived: Derived | None = None,
     ) -> Float[Tensor, "b t d"]:
-        """Tokens of the source shell -> tokens of the target shell, by the first backend that supports the step."""
-        inputs = StepInputs(tokens, source, target, graph, keys)
+        """Tokens of the source shell -> tokens of the target shell, by the first backend that supports the step.
+
+        `derived` holds what follows from parameters alone, if it was computed for all steps at once.
+        """
+        inputs = StepInputs(tokens, source, target, graph, keys, derived)
         backend = next(backend for backend in STEP_BACKENDS if backend.supports(self, inputs, trace) is None)
         return backend.step(self, inputs, trace)
 
@@ -162,7 +171,7 @@ class ShellStep(nn.Module):
         assert isinstance(self.transport.rule, str)
         tokens, graph, fields = inputs.tokens, inputs.graph, inputs.fields
         layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
-        bounds, beta, post, gate = self.derived.infer(
+        bounds, beta, post, gate = inputs.derived or self.derived.infer(
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
             lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )
@@ -250,6 +259,33 @@ class ShellStep(nn.Module):
             "scores": scores,
             "weights": weights,
         }
+
+
+def derive_for_all(
+    steps: Sequence[tuple[ShellStep, ShellState, ShellState]], tokens: Tensor
+) -> Sequence[Derived | None]:
+    """Derived tensors of all steps on an accelerator with an operator for whole steps; None for each elsewhere."""
+    first, source, _ = steps[0]
+    fields = [[here.field] if here is there else [here.field, there.field] for _, here, there in steps]
+    ours = all(isinstance(field.bound, LearnedBound) for pair in fields for field in pair)
+    ours &= all(isinstance(step.ffn, HamiltonFFN) and isinstance(step.post, HamiltonLinear) for step, *_ in steps)
+    if tokens.is_cpu or transformed() or not ours:
+        return [None] * len(steps)
+    backend = select_backend(first.backend, str(tokens.device))
+    if backend.supports_step(tokens, source.field.base) is not None:
+        return [None] * len(steps)
+    return derive_together(
+        [
+            StepParameters(
+                step.routing,
+                step.post,
+                step.ffn,
+                step.gate.logit if isinstance(step.gate, GatedResidual) else None,
+                own,
+            )
+            for (step, _, _), own in zip(steps, fields, strict=True)
+        ]
+    )
 
 
 class StepBackend(Protocol):

@@ -1,0 +1,42 @@
+"""What steps derive from parameters alone: together as one by one, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quatsphere.models import create_model
+from quatsphere.models.lattice import model_steps
+from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
+from quatsphere.nn.field import bounds_of
+
+
+@pytest.mark.parametrize("overrides", [{}, {"rounds": 0}, {"shells": 1}, {"beta_start": 5.0, "beta_frozen": True}])
+def test_derived_together_equal_those_of_each_step(overrides: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    small = {"dim": 32, "heads": 4, "base_vertices": 16, "shells": 3, "neighbours": 4}
+    model = create_model("qsv", **small | overrides).double()
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    steps, expected = [], []
+    for step in model_steps(model):
+        ends = sorted({step.source, step.target})
+        fields, module = [model.fields[shell - 1] for shell in ends], step.module
+        gate = getattr(module.gate, "logit", None)
+        steps.append(StepParameters(module.routing, module.post, module.ffn, gate, fields))
+        weights = module.ffn.weights(module.post)
+        expected.append(Derived(bounds_of(fields), module.routing.beta, weights, module.gate.value))
+    found = derive_together(steps)
+    parameters = [p for name, p in model.named_parameters() if not name.endswith(("positions", "base"))]
+    gradients = []
+    for all_steps in (found, expected):
+        flat: list[Tensor] = []
+        for bounds, beta, weights, gate in all_steps:
+            flat += [bounds, beta, *weights, *([] if gate is None else [gate])]
+        loss = sum((x * torch.arange(1, x.numel() + 1).view_as(x)).sin().sum() for x in flat)
+        gradients.append((flat, torch.autograd.grad(loss, parameters, allow_unused=True)))  # type: ignore[arg-type]
+    for mine, theirs in zip(*(values for values, _ in gradients), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(*(grads for _, grads in gradients), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
