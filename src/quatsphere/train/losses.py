@@ -23,7 +23,7 @@ def cross_entropy(
 ) -> Float[Tensor, ""]:
     """-Σ targets log softmax(logits), over the images of all processes (`batch` of them), in float32 or better."""
     exact = torch.promote_types(logits.dtype, torch.float32)
-    return -(targets * torch.log_softmax(logits, dim=-1, dtype=exact)).sum() / batch
+    return (targets * torch.log_softmax(logits, dim=-1, dtype=exact)).sum() / -batch
 
 
 def smoothness(fields: Sequence[Tensor], previous: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -61,7 +61,7 @@ class AuxiliaryLosses:
         self.betas: list[Tensor] = [parameters[name] for name in roles["betas"]]
         self.config = config
         self.previous: list[Tensor] | None = None
-        self._shares: Tensor | None = None
+        self._shares: Tensor = torch.empty(0)
 
     def store_fields(self) -> None:
         """Store the base quaternions for the smoothness loss; called at the end of an epoch."""
@@ -87,17 +87,18 @@ class AuxiliaryLosses:
         terms: dict[str, Tensor] = {}
         if self.fields:
             base, config = torch.cat(self.fields), self.config
-            if self._shares is None:  # of a vertex in the mean over shells of the mean over vertices
-                shares = [1 / (len(self.fields) * len(q)) for q in self.fields for _ in range(len(q))]
-                self._shares = torch.tensor(shares, dtype=base.dtype, device=base.device)
-            if self.previous is not None:
-                moved = (1 - (base * torch.cat(self.previous)).sum(-1).abs()).mean(-1)
-                terms["smoothness"] = 2 * config.smoothness * torch.dot(moved, self._shares)
             heads = base.shape[-2]
-            if heads > 1:
+            if not len(self._shares):  # of a vertex in the mean over shells of the mean over vertices
+                shares = [1 / (len(self.fields) * len(q)) for q in self.fields for _ in range(len(q))]
                 count = heads * (heads - 1) if config.head_diversity_pairs == "mean" else 1
-                overlap = torch.dot(head_overlap(base), self._shares)
-                terms["head_diversity"] = config.head_diversity / count * overlap
+                factors = (2 * config.smoothness / heads, config.head_diversity / max(1, count))
+                table = [[factor * share for share in shares] for factor in factors]
+                self._shares = torch.tensor(table, dtype=base.dtype, device=base.device)
+            if self.previous is not None:
+                moved = (1 - (base * torch.cat(self.previous)).sum(-1).abs()).sum(-1)
+                terms["smoothness"] = torch.dot(moved, self._shares[0])
+            if heads > 1:
+                terms["head_diversity"] = torch.dot(head_overlap(base), self._shares[1])
         if self.betas:
             terms["beta_penalty"] = self.config.beta_penalty * torch.cat(self.betas).square().sum()
         return terms

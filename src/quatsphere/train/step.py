@@ -5,6 +5,7 @@ On an accelerator the host waits once: all checks and the sums for the metrics a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -98,7 +99,10 @@ class OptimisationStep:
         with record_function("quatsphere::losses"):
             losses = {"cross_entropy": cross_entropy(logits, batch.targets, batch_size), **self.auxiliary.terms()}
             entropy, *auxiliary = losses.values()
-            loss = entropy + sum(auxiliary) / self.team.world
+            loss = entropy
+            if auxiliary:
+                regular = functools.reduce(torch.add, auxiliary)
+                loss = entropy + (regular if self.team.world == 1 else regular / self.team.world)
         with record_function("quatsphere::backward"):
             self.scaler.scale(loss).backward()
             self.team.sum_gradients(self.parameters.values())
