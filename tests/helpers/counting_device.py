@@ -281,7 +281,8 @@ def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             config = RunConfig(data, model_config(name, **overrides | plain), *schedule)
             here = measure(config, root / f"{label}-1", Steps(), device=CPU)
             moved = [name for name, at in there.addresses[-1].items() if at != there.addresses[0][name]]
-            found[label] = {"steps": there.counts, "losses": there.losses, "on_cpu": here.losses, "moved": moved}
+            found[label] = {"steps": there.counts, "parts": there.parts, "moved": moved}
+            found[label] |= {"losses": there.losses, "on_cpu": here.losses}
     return found
 
 

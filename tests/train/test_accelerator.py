@@ -90,3 +90,19 @@ def test_losses_equal_those_of_the_cpu(runs: dict[str, Any]) -> None:
 def test_tables_stay_at_their_addresses(runs: dict[str, Any]) -> None:
     """Recorded CUDA graphs read parameters, neighbours and reversed edges where they were, also after repulsion."""
     assert [name for run in runs.values() for name in run["moved"]] == []
+
+
+CAPTURED = ("forward", "losses", "backward")
+"""Parts of a step that a CUDA graph can record; the update follows the wait, with rates that change."""
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "qsv"])
+def test_nothing_between_the_batch_and_the_checks_waits_or_copies(runs: dict[str, Any], model: str) -> None:
+    """From the second step on; the first one makes constants."""
+    if model not in runs:
+        pytest.skip("triton is not installed")
+    for parts in (runs[model]["parts"][step] for step in (PLAIN, REPULSION)):
+        assert {part: parts["waits"].get(part, 0) for part in CAPTURED} == dict.fromkeys(CAPTURED, 0)
+        assert {part: parts["uploads"].get(part, 0) for part in CAPTURED} == dict.fromkeys(CAPTURED, 0)
+        assert parts["waits"]["finite_check"] == 1
+        assert sum(parts["waits"].values()) == 1
