@@ -27,8 +27,10 @@ import torch  # noqa: E402
 from quatsphere.config import RunConfig  # noqa: E402
 from quatsphere.config.presets import load_preset  # noqa: E402
 from quatsphere.data.dataset import Dataset, Split  # noqa: E402
+from quatsphere.kernels import neighbour_ops  # noqa: E402
 from quatsphere.train.losses import AuxiliaryLosses  # noqa: E402
 
+ROWS = neighbour_ops.ROWS
 BATCHES = (64, 96)
 """Beyond the batches at which the number of partial sums still grows, traffic is linear."""
 PLAIN, REPULSION = 1, 2
@@ -49,8 +51,9 @@ class Counted(device.Steps):
             raise Enough
 
 
-def counted(config: RunConfig, batch: int) -> Counted:
-    """Counts of the steps of a run with this batch."""
+def counted(config: RunConfig, batch: int, of: int) -> Counted:
+    """Counts of the steps of a run with this batch; memory is limited as for a batch `of` so many images."""
+    neighbour_ops.ROWS = ROWS * batch // of
     train = dataclasses.replace(config.train, batch_size=batch, compile=False, threads=1)
     optim = dataclasses.replace(config.optim, repulsion_every=2)
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +96,7 @@ def main() -> None:
     parser.add_argument("--operations", action="store_true", help="also print the launches of each operation")
     args = parser.parse_args(arguments)
     for model in args.model:
-        runs = [counted(paper_config(model, args.backend), batch) for batch in BATCHES]
+        runs = [counted(paper_config(model, args.backend), batch, args.batch) for batch in BATCHES]
         for label, step in (("plain step", PLAIN), ("step with repulsion", REPULSION)):
             report(f"{model}, {args.backend}, {label}, batch {args.batch}", runs, step, args.batch)
         if args.operations:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from quatsphere.kernels import add_resampled, cpu, dot_product_attention, resample_vertices
+from quatsphere.kernels import add_resampled, cpu, dot_product_attention, neighbour_ops, resample_vertices
 from quatsphere.kernels.cpu import resample as cpu_resample
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
 
@@ -34,6 +34,14 @@ def dense(weights: Tensor, graph: Tensor, sources: int) -> Tensor:
     return matrix
 
 
+@pytest.fixture(params=[0, 1, 2**26])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots one by one as on CPUs, and as on accelerators, one and all at a time."""
+    monkeypatch.setattr(neighbour_ops, "ROWS", request.param)
+    monkeypatch.setattr(neighbour_ops, "_many_at_once", lambda _: request.param > 0)
+
+
+@pytest.mark.usefixtures("rows")
 def test_against_dense_matrices(graph: Tensor) -> None:
     weights, target, source = tensors((2, 5, 2, 3), (2, 5, 3, 4), (2, 5, 3, 4))
     matrix = dense(weights, graph, 5)
@@ -46,6 +54,7 @@ def test_against_dense_matrices(graph: Tensor) -> None:
         assert torch.allclose(edge_dot(target, source, graph)[:, t], every[:, t, graph[t]])
 
 
+@pytest.mark.usefixtures("rows")
 def test_gradients_of_first_and_second_order(graph: Tensor) -> None:
     weights, target, source = tensors((1, 5, 2, 2), (1, 5, 2, 3), (1, 5, 2, 3))
     cases = [
@@ -138,3 +147,24 @@ def test_full_neighbourhood_is_torch_attention(dtype: torch.dtype) -> None:
         strict=True,
     ):
         assert torch.allclose(a, b, atol=tolerance)
+
+
+def test_a_reversed_table_is_found_until_the_graph_changes(graph: Tensor) -> None:
+    """By memory and version: a changed graph, another number of sources or a freed table is sorted again."""
+    known = neighbour_ops.ReversedTable(graph, 5)
+    assert neighbour_ops.reversed_edges(graph, 5)[0] is known.offsets
+    assert neighbour_ops.reversed_edges(graph.detach(), 5)[1] is known.edges
+    assert neighbour_ops.reversed_edges(graph, 6)[0] is not known.offsets
+    assert neighbour_ops.reversed_edges(graph.clone(), 5)[0] is not known.offsets
+    place = known.edges.data_ptr()
+    graph[0, 0] = 4
+    assert neighbour_ops.reversed_edges(graph, 5)[0] is not known.offsets
+    known.update()
+    offsets, edges = neighbour_ops.reversed_edges(graph, 5)
+    assert offsets is known.offsets
+    assert edges.data_ptr() == place
+    expected = neighbour_ops.reverse_edges(graph, 5)
+    assert torch.equal(offsets, expected[0])
+    assert torch.equal(edges, expected[1])
+    del known
+    assert neighbour_ops.ReversedTable.find(graph, 5) is None

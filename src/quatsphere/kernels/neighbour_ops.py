@@ -1,4 +1,5 @@
-"""Three linear neighbour operations that are each other's derivatives; no tensor with both an edge and a channel axis.
+"""Three linear neighbour operations that are each other's derivatives; on CPUs without a tensor with both an edge and a
+channel axis.
 
 Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), neighbours (T, k) int64.
 
@@ -7,7 +8,8 @@ Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), n
     scatter_sum(w, a)[j]   = Σ_(i,s): n(i,s)=j w_is a_i   sum over the targets of source j
 
 The derivative of each consists of the other two, so they suffice for gradients of any order. Each iterates over the k
-slots with `index_select`; the sum over the targets of a source iterates over the reversed graph in a fixed order.
+slots with `index_select`, on accelerators over as many at a time as `ROWS` allows; the sum over the targets of a source
+iterates over the reversed graph in a fixed order.
 Without scatters and atomic additions, results are bit-identical for any number of threads. They are custom operators of
 torch, which torch.compile does not trace. Forward mode and `torch.func` do not support those and use one row per edge.
 
@@ -97,6 +99,22 @@ def scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: in
     return _scatter_sum(weights, target, neighbours, sources)
 
 
+ROWS = 2**26
+"""Numbers in the rows that an accelerator gathers at a time."""
+
+
+def _many_at_once(rows: Tensor) -> bool:
+    """True on accelerators, where every operation is a launch."""
+    return not rows.is_cpu
+
+
+def _slots(table: Tensor, rows: Tensor) -> list[slice]:
+    """Slots of a table (V, k) that are processed together, for rows (B, V, H, C) of each."""
+    B, _, H, C = rows.shape
+    size = max(1, ROWS // max(1, B * len(table) * H * C)) if _many_at_once(rows) else 1
+    return [slice(start, start + size) for start in range(0, table.shape[1], size)]
+
+
 def _rows(source: Tensor, neighbours: Tensor) -> Tensor:
     """Rows of the sources of every edge: (B, S, H, C) -> (B, T, k, H, C)."""
     return source.index_select(1, neighbours.reshape(-1)).unflatten(1, neighbours.shape)
@@ -107,8 +125,9 @@ def _edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     """`edge_dot`, slot by slot."""
     B, T, H, _ = target.shape
     out = target.new_empty(B, T, neighbours.shape[1], H)
-    for slot, index in enumerate(neighbours.unbind(1)):
-        torch.sum(source.index_select(1, index).mul_(target), dim=-1, out=out[:, :, slot])
+    for slots in _slots(neighbours, target):
+        rows = _rows(source, neighbours[:, slots])
+        torch.sum(rows.mul_(target.unsqueeze(2)), dim=-1, out=out[:, :, slots])
     return out
 
 
@@ -116,9 +135,25 @@ def _edge_dot(target: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
     """`gather_sum`, slot by slot."""
     B, T, _, H = weights.shape
+    if _many_at_once(source):
+        return _weighted_sum(weights, source, neighbours)
     out = source.new_zeros(B, T, H, source.shape[-1])
     for slot, index in enumerate(neighbours.unbind(1)):
         out.addcmul_(weights[:, :, slot].unsqueeze(-1), source.index_select(1, index))
+    return out
+
+
+def _weighted_sum(weights: Tensor, source: Tensor, table: Tensor) -> Tensor:
+    """`gather_sum` with many slots at a time."""
+    parts = (
+        _rows(source, table[:, slots]).mul_(weights[:, :, slots].unsqueeze(-1)).sum(2)
+        for slots in _slots(table, source)
+    )
+    out = next(parts, None)
+    if out is None:
+        return source.new_zeros(len(source), len(table), *source.shape[2:])
+    for part in parts:
+        out += part
     return out
 
 
@@ -126,11 +161,13 @@ def _gather_sum(weights: Tensor, source: Tensor, neighbours: Tensor) -> Tensor:
 def _scatter_sum(weights: Tensor, target: Tensor, neighbours: Tensor, sources: int) -> Tensor:
     """`scatter_sum`, edge by edge of each source."""
     B, _, _, H = weights.shape
-    out = target.new_zeros(B, sources, H, target.shape[-1])
     known = ReversedTable.find(neighbours, sources)
     edges, targets = reverse_neighbours(neighbours, sources) if known is None else known.padded()
     flat = weights.reshape(B, -1, H).index_select(1, edges.clamp(min=0).flatten()).unflatten(1, edges.shape)
     flat = flat * (edges >= 0).to(flat.dtype)[..., None]
+    if _many_at_once(target):
+        return _weighted_sum(flat, target, targets)
+    out = target.new_zeros(B, sources, H, target.shape[-1])
     for slot, index in enumerate(targets.unbind(1)):
         out.addcmul_(flat[:, :, slot].unsqueeze(-1), target.index_select(1, index))
     return out
