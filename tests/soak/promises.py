@@ -102,7 +102,7 @@ class Promise:
     """The promise in plain words."""
     wanted: int
     seconds: float
-    """Processor time that all attempts take, measured; those who take longest are started first."""
+    """Processor time of all attempts, measured or estimated from a part; the longest are started first."""
     check: Callable[[Trials], None]
 
     @property
