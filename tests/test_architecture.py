@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"models", "optim", "data", "storage", "config", "geometry", "kernels", "nn", "diagnostics"},
     "diagnostics": {"models", "geometry", "data", "config", "kernels", "nn"},
     "study": {"train", "diagnostics", "models", "optim", "data", "storage", "config", "geometry"},
-    "export": {"models", "nn", "geometry", "kernels", "config", "data", "storage", "train", "report"},
+    "export": {"models", "nn", "geometry", "kernels", "config", "data", "storage", "train", "diagnostics", "report"},
     "bench": {"models", "optim", "config", "geometry", "kernels", "nn", "train"},
     "report": {
         *("storage", "models", "nn", "data", "config", "geometry", "train", "diagnostics", "study", "bench"),

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from quatsphere.data.augment import normalize
-from quatsphere.report.view import ViewImage, compute_trace, example_images, read_trace
+from quatsphere.diagnostics.view_trace import ViewImage, compute_trace, example_images
+from quatsphere.report.view import read_trace
 from quatsphere.train.load import load
 
 Command = Callable[..., Any]

@@ -10,10 +10,10 @@ import torch
 from quatsphere.data import load_dataset
 from quatsphere.diagnostics.diagnose import Diagnosis
 from quatsphere.diagnostics.traced_model import TracedModel
+from quatsphere.diagnostics.view_trace import ViewTrace
 from quatsphere.models import create_model
 from quatsphere.nn.trace import NoTrace
 from quatsphere.report.run_files import RunFiles
-from quatsphere.report.view import ViewTrace
 from quatsphere.study.results import Results
 from quatsphere.train.predict import Predictions
 from quatsphere.train.run import RunResult

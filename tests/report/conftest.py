@@ -12,8 +12,9 @@ from helpers.browser import FLAGS, chromium_program
 
 from quatsphere.config import AttentionConfig, QSVConfig, RunConfig
 from quatsphere.data import load_dataset
+from quatsphere.diagnostics.view_trace import ViewImage, ViewTrace, compute_trace
 from quatsphere.models import build_model
-from quatsphere.report.view import ViewImage, ViewTrace, compute_trace, write_trace, write_view_page
+from quatsphere.report.view import write_trace, write_view_page
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train.load import TrainedModel
 

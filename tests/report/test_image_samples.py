@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from quatsphere.diagnostics.view_trace import mean_colours
 from quatsphere.geometry.plane import flat_lattice
-from quatsphere.report.image_samples import mean_colours, patch_sheet, png_uri, rgb_pixels
+from quatsphere.report.image_samples import patch_sheet, png_uri, rgb_pixels
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quatsphere.report.view import ViewTrace, read_trace
+from quatsphere.diagnostics.view_trace import ViewTrace
+from quatsphere.report.view import read_trace
 
 KINDS = ("sphere", "plane", "attention")
 View = tuple[Path, Path]

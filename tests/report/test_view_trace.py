@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from quatsphere.diagnostics.view_trace import ViewTrace
 from quatsphere.errors import DataError
-from quatsphere.report.view import TRACE_FORMAT, ViewTrace, read_trace, write_trace
+from quatsphere.report.view import TRACE_FORMAT, read_trace, write_trace
 
 RNG = np.random.default_rng(0)
 

@@ -108,8 +108,8 @@ def _preview(args: argparse.Namespace) -> int:
     from quatsphere.train.run import load_data
 
     require_report()
+    from quatsphere.diagnostics.view_trace import first_shell_samples, shell_positions
     from quatsphere.report.figures import sampling_preview, to_bytes
-    from quatsphere.report.image_samples import first_shell_samples, shell_positions
     from quatsphere.storage.atomic import write_bytes
 
     with Ticker("reading data") as ticker:

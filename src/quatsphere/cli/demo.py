@@ -59,9 +59,10 @@ def write_pages(folder: Path) -> dict[str, str]:
     """Diagnose the run, write the pages that its model allows, and the report, which links to them."""
     from quatsphere.cli.console import note, read_dataset_of
     from quatsphere.cli.diagnose import diagnose_with_bar, save_diagnosis
+    from quatsphere.diagnostics.view_trace import example_images
     from quatsphere.export.live import live_obstacle, photo_example, write_live_page
     from quatsphere.report.run_report import write_run_report
-    from quatsphere.report.view import example_images, write_view
+    from quatsphere.report.view import write_view
     from quatsphere.train.load import load
 
     trained = load(str(folder))

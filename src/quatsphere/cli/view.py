@@ -31,8 +31,9 @@ def run(words: list[str]) -> int:
     from quatsphere.report import require_report
 
     require_report()
+    from quatsphere.diagnostics.view_trace import MAX_IMAGES, example_images
     from quatsphere.report.page import page_path
-    from quatsphere.report.view import MAX_IMAGES, example_images, write_view
+    from quatsphere.report.view import write_view
     from quatsphere.train.load import load
 
     trained = load(options.run, options.checkpoint)
@@ -58,7 +59,7 @@ def run(words: list[str]) -> int:
 
 def read_files(trained: Any, names: list[str]) -> list[Any]:
     """Read image files as the model reads them, without a class."""
-    from quatsphere.report.view import ViewImage
+    from quatsphere.diagnostics.view_trace import ViewImage
     from quatsphere.train.predict import image_pixels
 
     return [ViewImage(Path(name).name, image_pixels(name, trained.config), None) for name in names]

@@ -23,6 +23,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from quatsphere.data.decode import fit_image, to_rgb
+from quatsphere.diagnostics.view_trace import layout_arrays, model_facts
 from quatsphere.errors import ConfigError
 from quatsphere.export.files import file_metadata, frozen_model, model_logits, verified_difference
 from quatsphere.export.frozen import FrozenModel
@@ -30,7 +31,6 @@ from quatsphere.export.frozen_qsv import FrozenStep
 from quatsphere.models import QSV
 from quatsphere.report.explanations import LIVE_INTRODUCTION, LIVE_TITLES, VIEW_TIPS, words_of
 from quatsphere.report.page import ASSETS, inline_script, render_page, security_policy
-from quatsphere.report.view import layout_arrays, model_facts
 from quatsphere.storage.atomic import write_text
 from quatsphere.train.load import TrainedModel
 from quatsphere.train.predict import image_pixels

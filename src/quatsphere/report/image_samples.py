@@ -8,33 +8,10 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
-
-from quatsphere.nn.patch_embedding import sample_image
 
 ImageArray = NDArray[Any]
-
-
-def first_shell_samples(model: Any, image: Tensor) -> tuple[ImageArray, ImageArray]:
-    """Return image coordinates (V, S, 2) and samples (V, S, C) that the model takes of an image (C, H, W) in [0, 1]."""
-    with torch.no_grad():
-        points = model.layout.image_coords().unsqueeze(1) + model.embed.stencil
-        samples = sample_image(image.unsqueeze(0), points, model.embed.wrap)[0]
-    return points.numpy(), samples.numpy()
-
-
-def shell_positions(model: Any) -> list[ImageArray]:
-    """Return the vertex positions of every shell, outer shell first."""
-    return [shell.positions.detach().numpy() for shell in model.layout.shells]
-
-
-def mean_colours(samples: ImageArray) -> ImageArray:
-    """Return RGB (V, 3) in [0, 1], the mean of each vertex's samples (V, S, C); one channel becomes grey."""
-    mean = samples.mean(axis=1).clip(0, 1)
-    return mean[:, :3] if mean.shape[1] >= 3 else np.repeat(mean[:, :1], 3, axis=1)
 
 
 def rgb_pixels(image: ImageArray) -> ImageArray:

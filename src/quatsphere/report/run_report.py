@@ -19,11 +19,12 @@ from quatsphere.config import RunConfig
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.diagnostics.tables import absent_lines, diagnosis_tables, format_number, remark_lines
+from quatsphere.diagnostics.view_trace import first_shell_samples, shell_positions
 from quatsphere.errors import CheckpointError, ConfigError, DataError
 from quatsphere.report.explanations import INTRODUCTIONS, NORMAL_SOURCE, RUN_PICTURES, TILES, table_text, words_of
 from quatsphere.report.figure_data import run_figures
 from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
-from quatsphere.report.image_samples import first_shell_samples, patch_sheet, png_uri, rgb_pixels, shell_positions
+from quatsphere.report.image_samples import patch_sheet, png_uri, rgb_pixels
 from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits

@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from quatsphere.diagnostics.view_trace import mean_colours
 from quatsphere.report.figures.style import (
     BLUE,
     ON_COLOUR,
@@ -24,7 +25,6 @@ from quatsphere.report.figures.style import (
     on_phone,
     styled,
 )
-from quatsphere.report.image_samples import mean_colours
 
 ELEVATION, AZIMUTH = 14.0, -22.0
 PanelIndex = tuple[int, int, int]
