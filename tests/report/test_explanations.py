@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quatsphere.diagnostics.tables import TABLES as DIAGNOSIS_TABLES
+from quatsphere.diagnostics.tables import DIAGNOSIS_TABLES
 from quatsphere.report.explanations import INTRODUCTIONS, RUN_PICTURES, TABLES, VIEW_INTRODUCTIONS
 from quatsphere.report.run_report import RUN_SECTIONS
 

@@ -173,7 +173,8 @@ class CpuBackend(FusedBackend):
         dtype = working_dtype(shells.source)
         given = (None if x is None else x.to(dtype) for x in (hidden, *network, *shells))
         with torch.autocast("cpu", enabled=False):
-            source, target = cpu_field.perturb(*given, *(mixing or (None, None)))
+            rows = (None, None) if mixing is None else (mixing.indices, mixing.shares.to(dtype))
+            source, target = cpu_field.perturb(*given, *rows)
             return source.to(shells.source.dtype), target.to(shells.source.dtype)
 
     def resample(self, x: Tensor, mixing: Mixing) -> Tensor:
