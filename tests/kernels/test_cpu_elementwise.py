@@ -1,4 +1,4 @@
-"""The polynomial GELU equals the exact one: values and slopes, both precisions."""
+"""The polynomial GELU equals the exact one: values and slopes, both precisions, both implementations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from quatsphere.kernels import cpu
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 
 
-def fused(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """gelu and its slope."""
+def fused(x: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """gelu and its slope by the named function; `gelu_with_slope` chooses for this machine."""
     from numba import njit
 
     from quatsphere.kernels.cpu.loops import elementwise
+    from quatsphere.kernels.cpu.loops.jit import has_avx512
     from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, load_wide, store
 
-    both = elementwise.gelu_with_slope
+    if name == "gelu_by_table" and not has_avx512():
+        pytest.skip("needs AVX-512")
+    both = getattr(elementwise, name)
 
     @njit
     def run(x, value, slope):
@@ -37,28 +40,31 @@ def fused(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return out
 
 
-PRECISIONS = [
-    (np.float64, 1e-14, 1e-14),
-    (np.float32, 4e-7, 1e-6),
+IMPLEMENTATIONS = [
+    ("gelu_with_slope", np.float64, 1e-14, 1e-14),
+    ("gelu_with_slope", np.float32, 4e-7, 1e-6),
+    ("gelu_by_table", np.float32, 1e-7, 7e-7),
+    ("gelu_by_roots", np.float32, 4e-7, 1e-6),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "value_error", "slope_error"), PRECISIONS)
-def test_equals_the_exact_gelu(dtype: type, value_error: float, slope_error: float) -> None:
+@pytest.mark.parametrize(("name", "dtype", "value_error", "slope_error"), IMPLEMENTATIONS)
+def test_equals_the_exact_gelu(name: str, dtype: type, value_error: float, slope_error: float) -> None:
     x = np.concatenate([np.linspace(-12, 12, 100_008), [0.0, -0.0, 6.0, -6.0, 1e4, -1e4, 1e-30, -40.0]]).astype(dtype)
     exact = torch.from_numpy(x).double().requires_grad_()
     expected = torch.nn.functional.gelu(exact)
     (slopes,) = torch.autograd.grad(expected.sum(), exact)
     scale = np.maximum(1.0, np.abs(x))
-    value, slope = fused(x)
+    value, slope = fused(x, name)
     assert np.max(np.abs(value - expected.detach().numpy()) / scale) < value_error
     assert np.max(np.abs(slope - slopes.numpy())) < slope_error
     assert (value[x == 0] == 0).all()
 
 
-def test_nan_propagates() -> None:
+@pytest.mark.parametrize("name", ["gelu_by_table", "gelu_by_roots"])
+def test_nan_propagates(name: str) -> None:
     x = np.full(16, np.nan, np.float32)
-    assert all(np.isnan(part).all() for part in fused(x))
+    assert all(np.isnan(part).all() for part in fused(x, name))
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_opcheck(cross: bool) -> None:
     step = make(2, (2, 6, 3, 1, 2), cross, True)
     leaves = [x.requires_grad_() for x in (step["tokens"], step["first"], *step["network"], step["bounds"])]
     bases = [*step["bases"], *([] if cross else [None])]
-    mixture = step["mixing"] or (None, None)
-    rest = (step["beta"], *step["post"], *(step["gate"] or [None]), step["neighbours"], *mixture, *step["kept"][:4], 0, 0)
+    mixture, masks = step["mixing"] or (None, None), step["kept"][:4]
+    rest = (step["beta"], *step["post"], *(step["gate"] or [None]), step["neighbours"], *mixture, *masks, 0, 0)
     torch.library.opcheck(cpu_step.step.overload, (*leaves, *bases, *rest))
 
 

@@ -140,9 +140,9 @@ def _fingerprints(path: Path) -> str:
     if not runs:
         return "Not run yet: [fingerprints.md](fingerprints.md) has what is known.\n"
     return (
-        f"{len(runs)} of 12 runs of preset `paper-cifar10`, one seed each, {runs[0]['images']:,} images; ranges over the "
-        "steps or shells of a model. A row is named by head diversity, first repulsion step and start of the field. "
-        "The choice and what remains open: [fingerprints.md](fingerprints.md).\n\n" + _fingerprint_table(runs)
+        f"{len(runs)} of 12 runs of preset `paper-cifar10`, one seed each, {runs[0]['images']:,} images; ranges over "
+        "the steps or shells of a model. A row is named by head diversity, first repulsion step and start of the "
+        "field. The choice and what remains open: [fingerprints.md](fingerprints.md).\n\n" + _fingerprint_table(runs)
     )
 
 

@@ -1,9 +1,13 @@
 """Elementary functions on SIMD vectors, accurate to the last few bits of float32 and float64: exp, tanh, series, GELU.
 
 GELU(x) = x Φ(x) and its slope Φ(x) + x φ(x) follow from T(a) = a Φ(-a) at a = |x|: GELU = max(x, 0) - T(a), and the
-slope is T'(a) for negative x, 1 - T'(a) for positive x. Neither needs an exponential or a division: the eighth roots of
-the tail Φ(-a) and the density φ(a) are polynomials of degree seven in a and five in a². After three squarings x Φ(x) is
-accurate in float32 to 3e-7 (relative beyond 1), the slope to 8e-7.
+slope is T'(a) for negative x, 1 - T'(a) for positive x. Neither needs an exponential or a division:
+
+- With AVX-512, where a register holds sixteen floats, T is a table of sixteen polynomials of degree five, each around
+  the centre of its piece of 0 <= a <= TABLE_END; one permute instruction selects the coefficients per lane. In
+  float32 x Φ(x) is accurate to 8e-8 (relative beyond 1), the slope to 6e-7.
+- Elsewhere the eighth roots of the tail Φ(-a) and the density φ(a) are polynomials of degree seven in a and five in a².
+  After three squarings x Φ(x) is accurate to 3e-7 (relative beyond 1), the slope to 8e-7.
 """
 
 import math
@@ -11,18 +15,22 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.core import cgutils
 from numba.extending import overload
 from numpy.polynomial import Polynomial
 
-from quatsphere.kernels.cpu.loops.jit import inlined
+from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
 from quatsphere.kernels.cpu.loops.simd import (
+    WIDE_LANES,
     absolute,
     extract,
     fma,
     insert,
+    ir,
     select_less,
     shift_into_exponent,
     splat,
+    vector_type,
 )
 
 EXP = tuple(1 / math.factorial(n) for n in range(14))
@@ -149,6 +157,64 @@ def _tail(a: Any) -> Any:
     return np.array([0.5 * math.erfc(number / math.sqrt(2)) for number in a])
 
 
+TABLE_END = 5.6
+"""Clamp of a for the table; T is below 7e-8 beyond."""
+PIECE_WIDTH = 1.0001 * TABLE_END / (WIDE_LANES - 0.5)
+"""Width of a piece. The first is centred at 0 and used in its upper half only; the last ends slightly beyond TABLE_END,
+which would otherwise round into a seventeenth piece."""
+DEGREE = 5
+SLOPE_WEIGHT = 0.3
+"""Weight of slope errors relative to value errors in the fit."""
+
+
+def _fit_piece(number: int) -> Any:
+    """Coefficients of T around the centre of a piece: least squares of values and slopes at Chebyshev points."""
+    u = PIECE_WIDTH * np.clip(0.5 * np.cos(np.linspace(0, math.pi, 64)), -0.5 if number else 0.0, 0.5)
+    a, powers = number * PIECE_WIDTH + u, np.vander(u, DEGREE + 1, increasing=True)
+    slopes = np.zeros_like(powers)
+    slopes[:, 1:] = powers[:, :-1] * np.arange(1, DEGREE + 1)
+    wanted = a * _tail(a), _tail(a) - DENSITY * a * np.exp(-0.5 * a**2)
+    powers[:, 0] *= number > 0  # T(0) = 0 exactly
+    both = np.vstack((powers, SLOPE_WEIGHT * slopes)), np.concatenate((wanted[0], SLOPE_WEIGHT * wanted[1]))
+    return np.linalg.lstsq(*both, rcond=None)[0]
+
+
+TABLE = np.array([_fit_piece(number) for number in range(WIDE_LANES)]).T
+"""Polynomial coefficients (power, piece)."""
+
+
+@instruction
+def lookup_coefficients(typingctx: Any, piece: Any) -> Any:
+    """Coefficients of each lane's piece, one vector per power; the piece number is in the lowest bits of the lane."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind, integers = vector_type(types.float32, WIDE_LANES), ir.VectorType(ir.IntType(32), WIDE_LANES)
+        name = "llvm.x86.avx512.permvar.sf.512"
+        permute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, integers]), name)
+        number = builder.bitcast(args[0], integers)
+        rows = [ir.Constant(kind, [float(c) for c in row]) for row in TABLE.astype(np.float32)]
+        return context.make_tuple(builder, sig.return_type, [builder.call(permute, [row, number]) for row in rows])
+
+    return types.UniTuple(piece, DEGREE + 1)(piece), code
+
+
+@inlined
+def gelu_by_table(x):
+    """(x Φ(x), its slope); NaN stays NaN."""
+    zero, end, magnitude = splat(x, 0.0), splat(x, TABLE_END), absolute(x)
+    a = select_less(end, magnitude, end, magnitude)
+    piece = fma(a, splat(x, 1 / PIECE_WIDTH), splat(x, ROUND32))
+    u = fma(piece - ROUND32, splat(x, -PIECE_WIDTH), a)
+    c = lookup_coefficients(piece)
+    slope = c[5]
+    value = fma(slope, u, c[4])
+    slope, value = fma(slope, u, value), fma(value, u, c[3])
+    slope, value = fma(slope, u, value), fma(value, u, c[2])
+    slope, value = fma(slope, u, value), fma(value, u, c[1])
+    slope, value = fma(slope, u, value), fma(value, u, c[0])
+    return select_less(zero, x, x, zero) - value, select_less(x, zero, slope, 1.0 - slope)
+
+
 ROOT_END = 6.0
 """Clamp of a for the eighth roots; a Φ(-a) and a φ(a) are below 4e-8 beyond."""
 
@@ -213,7 +279,8 @@ def gelu_with_slope(x: Any) -> Any:
 @overload(gelu_with_slope, strict=False)
 def _(x: Any) -> Any:
     if x.scalar == types.float32:
-        return lambda x: gelu_by_roots(x)
+        fast = gelu_by_table if has_avx512() else gelu_by_roots
+        return lambda x: fast(x)
     lanes = x.lanes
     return lambda x: _gelu_with_slope64(x, lanes)
 
