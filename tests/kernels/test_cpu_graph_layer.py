@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from measures import relative_error
@@ -132,6 +133,8 @@ def test_a_graph_is_kept_until_it_changes_or_is_gone() -> None:
     assert cache.get((a, b), 2, make) == 4
     a.data = torch.arange(9)  # the version does not change
     assert cache.get((a, b), 2, make) == 5
+    b.numpy()[0] = 2  # neither does this
+    assert cache.get((a, b), 2, make) == 6
     with torch.inference_mode():
         hidden = torch.arange(4)
     assert cache.get((hidden,), 0, make) != cache.get((hidden,), 0, make)
@@ -154,3 +157,33 @@ def test_graphs_and_what_follows_from_them_are_freed(regular: bool) -> None:
     del edges, rows, source
     gc.collect()
     assert [each() for each in gone] == [None] * 3
+
+
+def test_rows_rewritten_through_numpy_are_read_again() -> None:
+    """The graph shrinks in place, without a mark on its tensors: old row pointers would lead outside of the arrays."""
+    torch.manual_seed(0)
+    nodes, degree = 50, 20
+    conv = QuaternionConv(8, 8, heads=2)
+    x = torch.randn(1, nodes, 8, requires_grad=True)
+    pointers = np.arange(nodes + 1) * degree
+    rows, source = torch.from_numpy(pointers), torch.randint(nodes, (nodes * degree,))
+    torch.autograd.grad(conv(x, (rows, source)).square().sum(), x)
+    pointers[:] = np.arange(nodes + 1)
+    graph = (rows, torch.arange(nodes).flip(0))
+    found, expected = conv(x, graph), conv(x, (rows.clone(), graph[1]))
+    gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out in (found, expected)]
+    assert torch.equal(found, expected)
+    assert torch.equal(*gradients)
+
+
+def test_features_without_a_batch_axis_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def counted(*inputs: object) -> Tensor:
+        calls.append(1)
+        return layer.graph_layer(*inputs)
+
+    monkeypatch.setattr("quatsphere.nn.quaternion_conv.graph_layer", counted)
+    conv, x, graph = QuaternionConv(8, 8, heads=2), torch.randn(5, 8), torch.randint(5, (5, 3))
+    assert torch.equal(conv(x, graph), conv(x[None], graph)[0])
+    assert len(calls) == 2

@@ -263,3 +263,14 @@ def test_with_local_frames_the_layer_is_invariant_to_rotation(seed: int, k: int,
 
     turned = Q.rotate(Q.random_unit(dtype=torch.float64, generator=generator), clouds)
     assert torch.allclose(run(turned), run(clouds), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_pair_of_the_same_tensor_is_a_pair(batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, x = QuaternionConv((8, 8), 4, heads=2), torch.randn(*batch, 6, 8)
+    graph = torch.randint(6, (6, 3))
+    out = layer((x, x), graph)
+    assert torch.equal(out, layer((x, x.clone()), graph))
+    out.sum().backward()
+    assert layer.target_rows.weight.grad is not None

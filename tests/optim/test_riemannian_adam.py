@@ -191,3 +191,21 @@ def test_moments_share_memory_and_survive_replacement() -> None:
                     optimiser.state[p] = {key: value.clone() for key, value in optimiser.state[p].items()}
         runs.append(params)
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_tensor_without_gradient_stays_and_keeps_its_moments(skipped: int) -> None:
+    """Two tensors in one optimiser move as each in its own, also where one has no gradient in a step."""
+    start = [units(count, seed=count) for count in (1, 5)]
+    together = [torch.nn.Parameter(q.clone()) for q in start]
+    alone = [torch.nn.Parameter(q.clone()) for q in start]
+    optimisers = [RiemannianAdam(together, lr=0.1), *(RiemannianAdam([q], lr=0.1) for q in alone)]
+    for step in range(4):
+        for index in range(2):
+            gradient = torch.randn(together[index].shape, dtype=torch.float64)
+            absent = step == 2 and index == skipped
+            together[index].grad, alone[index].grad = (None, None) if absent else (gradient, gradient.clone())
+        for optimiser in optimisers:
+            optimiser.step()
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)

@@ -28,7 +28,8 @@ UNIT_TOLERANCE = 1e-3
 class GraphCache:
     """Values that follow from index tensors; each is kept while the first tensor lives and until one of them changes.
 
-    A value must not hold the tensors themselves, or they would live for ever.
+    On CPUs contents are compared, since a change through NumPy or `.data` leaves no mark on a tensor. A value must not
+    hold the tensors themselves, or they would live for ever.
     """
 
     def __init__(self) -> None:
@@ -36,14 +37,19 @@ class GraphCache:
 
     def get(self, tensors: tuple[Tensor, ...], key: Any, make: Callable[[], Value]) -> Value:
         """make(), or its last result for these tensors and this key."""
-        if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
+        if torch.compiler.is_compiling() or transformed() or any(tensor.is_inference() for tensor in tensors):
             return make()
         stamp = key, [(WeakIdRef(x), x._version, x.data_ptr(), x.shape) for x in tensors]
         known = self._entries.get(tensors[0])
-        if known is None or known[0] != stamp:
-            known = self._entries[tensors[0]] = stamp, make()
+        if known is None or known[0] != stamp or not all(map(torch.equal, known[2], filter(_on_cpu, tensors))):
+            copies = [tensor.clone() for tensor in tensors if _on_cpu(tensor)]
+            known = self._entries[tensors[0]] = stamp, make(), copies
         value: Value = known[1]
         return value
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.is_cpu
 
 
 class EdgeList(NamedTuple):

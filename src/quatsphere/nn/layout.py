@@ -112,7 +112,6 @@ class Graph(nn.Module):
             seen = tuple((positions._version, positions.data_ptr()) for positions in both)
             if seen == self._positions_seen:
                 return
-            self._positions_seen = seen
             targets, sources = (positions.detach() for positions in both)
             if self.others:
                 found = nb.nearest_others(targets, self.k, self.metric)
@@ -124,6 +123,7 @@ class Graph(nn.Module):
                 indices, self.resample_weights = self._resampling(source, target)
                 self._set("resample_indices", indices, source.count)
                 self._resampled_in = (sources.dtype, sources.device)
+            self._positions_seen = seen
 
     def _set(self, name: str, table: Tensor, sources: int) -> None:
         """Set a table of rows of the sources.

@@ -90,11 +90,11 @@ class QuaternionConv(nn.Module):
         if edge_rotation is not None and order is not None:
             edge_rotation = _in_given_order(edge_rotation, table, order)
         keep = self._keep(table, source) if self.training and self.dropout else None
-        fields = None
-        if target is source and edge_rotation is None and not isinstance(base, tuple) and self._fuses(source, table):
+        fields, pair = None, isinstance(x, tuple)
+        if not (pair or isinstance(base, tuple)) and edge_rotation is None and self._fuses(source, table):
             out = self._fused(source, table, base, keep)
         else:
-            fields = self._fields(source, target, base)
+            fields = self._fields(source, target if pair else None, base)
             out = quaternion_attention(
                 *fields,
                 self.transport.prepare(to_quaternions(self.value(source), self.heads)),
@@ -113,7 +113,7 @@ class QuaternionConv(nn.Module):
         out = out if batched else out[0]
         if not return_attention_weights:
             return out
-        fields = fields or self._fields(source, target, base)
+        fields = fields or self._fields(source, target if pair else None, base)
         rules: dict[str, Any] = {"routing": self.routing.rule, "edge_rotation": edge_rotation}
         weights = attention_weights(*fields, table, self.routing.beta, **rules)
         if order is not None:
@@ -141,12 +141,14 @@ class QuaternionConv(nn.Module):
             return source, target, True
         return source[None], target[None], False
 
-    def _fields(self, source: Tensor, target: Tensor, base: Any) -> tuple[Tensor, Tensor]:
-        """Unit quaternions (B, V, H, 4) of the targets and of the sources."""
+    def _fields(self, source: Tensor, target: Tensor | None, base: Any) -> tuple[Tensor, Tensor]:
+        """Unit quaternions (B, V, H, 4) of the targets, which are the sources if None, and of the sources."""
         bases, first = base if isinstance(base, tuple) else (base, base), self.perturbation.inner
         source_field = target_field = self._field(source, first, bases[0])
-        if target is not source or bases[1] is not bases[0]:
+        if target is not None:
             target_field = self._field(target, self.target_rows or first, bases[1])
+        elif bases[1] is not bases[0]:
+            target_field = self._field(source, first, bases[1])
         return target_field, source_field
 
     def _field(self, x: Tensor, first: nn.Linear, base: Tensor | None) -> Tensor:

@@ -133,8 +133,13 @@ class RiemannianAdam(EagerOptimizer):
         views = [self.state[p][name] for p in params]
         whole = views[0]._base
         starts = [0, *itertools.accumulate(view.numel() for view in views)]
-        if whole is not None and all(
-            view._base is whole and view.storage_offset() == start for view, start in zip(views, starts, strict=False)
+        if (
+            whole is not None
+            and whole.numel() == starts[-1]
+            and all(
+                view._base is whole and view.storage_offset() == start
+                for view, start in zip(views, starts, strict=False)
+            )
         ):
             return whole
         whole = torch.cat([view.reshape(-1, 3) for view in views])
