@@ -185,7 +185,7 @@ def per_edge(rotation: Tensor, graph: Graph) -> Tensor:
 
 
 def _check_csr(rows: Tensor, source: Tensor, targets: int, sources: int) -> Tensor:
-    """Raise an error unless this is a graph of so many targets and sources; return the target of each edge."""
+    """Raise an error unless the graph has these numbers of targets and sources; return the target of each edge."""
     check_shape("row_pointer", rows, (targets + 1,))
     if source.dim() != 1:
         raise ConfigError(f"source of CSR must have shape (E,): got {tuple(source.shape)}")
