@@ -52,7 +52,7 @@ class Counted(device.Steps):
 
 
 def counted(config: RunConfig, batch: int, of: int) -> Counted:
-    """Counts of the steps of a run with this batch; memory is limited as for a batch `of` so many images."""
+    """Counts of the steps of a run with this batch; memory is limited as for `of` images."""
     neighbour_ops.ROWS = ROWS * batch // of
     train = dataclasses.replace(config.train, batch_size=batch, compile=False, threads=1)
     optim = dataclasses.replace(config.optim, repulsion_every=2)

@@ -147,7 +147,7 @@ class ShellStep(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Tokens of the source shell -> tokens of the target shell, by the first backend that supports the step.
 
-        `derived` holds what follows from parameters alone, if it was computed for all steps at once.
+        `derived` holds the tensors derived from parameters, if they were computed for all steps at once.
         """
         inputs = StepInputs(tokens, source, target, graph, keys, derived)
         backend = next(backend for backend in STEP_BACKENDS if backend.supports(self, inputs, trace) is None)

@@ -102,7 +102,7 @@ def perturb_gradients_kernel(
     """Gradient of the rows, and per program the parts of (weight, bias, inner, bound) in one row, and of the base.
 
     TWO adds a second gradient of the field; ADJOINT > 0 adds to the rows' gradient those of the targets that
-    interpolate them with so many terms.
+    interpolate them with ADJOINT terms.
     """
     vertex, group = tl.program_id(0), tl.program_id(1)
     head, hidden = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :]
