@@ -92,6 +92,13 @@ def test_a_folder_of_photos_is_one_command(photos: Path, tmp_path: Path, command
     assert set(json.loads(predicted.out)["classes"]) == {"bars", "stripes"}
 
 
+def test_broken_number_in_the_estimate_is_left_to_the_run(photos: Path, command: Callable[..., Any]) -> None:
+    outcome = command("train", "--data.root", str(photos), *SMALL, "--optim.peak_lr=1", "--train.beta_penalty=1e300")
+    assert outcome.code == 5, outcome.err
+    assert "estimate: " in outcome.err
+    assert "beta_penalty is not finite" in outcome.err.splitlines()[-1]
+
+
 def test_fine_tuning_states_what_is_carried_over(tmp_path: Path, command: Callable[..., Any]) -> None:
     photos = write_photos(tmp_path / "marks", "L", (16, 30))
     words = ("--init", "digits-qsv", "--data.root", str(photos), "--model.backend=factored", "--train.epochs=1")

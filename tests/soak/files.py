@@ -92,7 +92,7 @@ def failing_decoders(trials: Trials) -> None:
     trials.tests("tests/data/test_decode_files.py", "-k", "thirty_times", each=30)
 
 
-@promise("Random settings train or are refused in one line; no traceback", 2000, 500)
+@promise("Random settings train or are refused in one line; no traceback", 2000, 120)
 def random_settings(trials: Trials) -> None:
     from cli.conftest import call
     from cli.test_cli_random_configs import Words, commands, train_one

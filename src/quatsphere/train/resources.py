@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from quatsphere.errors import QuatsphereError, ResourceError
 from quatsphere.models import Model
 from quatsphere.models.lattice import LatticeModel
 from quatsphere.torch_operators import OPERATORS
-from quatsphere.train.step import OptimisationStep
+from quatsphere.train.step import BrokenNumber, OptimisationStep
 
 if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
@@ -109,7 +109,8 @@ def _step_seconds(trainer: Trainer) -> float:
         times = []
         for number in range(1 + TIMED_STEPS):
             start = runtime.working_time()
-            step(trainer.batches.batch(0, 0, device), config.train.batch_size, number)
+            with suppress(BrokenNumber):  # the run itself stops at it and reports it
+                step(trainer.batches.batch(0, 0, device), config.train.batch_size, number)
             times.append(runtime.working_time() - start)
     return sum(times[1:]) / TIMED_STEPS
 
