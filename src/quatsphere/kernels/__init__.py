@@ -27,7 +27,6 @@ from quatsphere.kernels.inputs import (
     Rule,
     ShellPair,
 )
-from quatsphere.kernels.transforms import differentiated_again, outside_transforms, transformed
 
 __all__ = [
     "BACKENDS",
@@ -45,12 +44,10 @@ __all__ = [
     "attention_weights",
     "backends_on",
     "choose_backend",
-    "differentiated_again",
     "dot_product_attention",
     "dot_product_weights",
     "explain_backend",
     "feed_forward",
-    "outside_transforms",
     "perturb",
     "perturb_by",
     "quaternion_attention",
@@ -59,7 +56,6 @@ __all__ = [
     "select_backend",
     "tangent",
     "to_csr",
-    "transformed",
 ]
 
 register_masks()

@@ -23,7 +23,7 @@ from quatsphere.geometry import quaternion
 from quatsphere.geometry.quaternion import conjugate, multiply, rotate, to_rotation_matrix
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
-from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import transformed
 
 
 def turn(q: Tensor, x: Tensor) -> Tensor:

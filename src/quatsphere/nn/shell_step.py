@@ -19,10 +19,9 @@ from quatsphere.kernels import (
     add_resampled,
     routing_weights,
     select_backend,
-    transformed,
 )
 from quatsphere.kernels.api import attend
-from quatsphere.kernels.parameter_cache import ParameterCache
+from quatsphere.kernels.caches import ParameterCache
 from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
 from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
@@ -39,6 +38,7 @@ from quatsphere.nn.layout import Graph, Shell
 from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing, Transport
+from quatsphere.torch_operators import transformed
 
 
 def to_quaternions(tokens: Float[Tensor, "b v d"], heads: int) -> Float[Tensor, "b v h q 4"]:
