@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frozen_qsv import FrozenQSV
-from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
-from quatsphere.export.sampling import PatchSampler
+from quatsphere.export.parts import Interpolation, PatchSampler, constant, permuted_linear, sampler_of
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.layout import Shell

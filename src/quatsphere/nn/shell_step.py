@@ -23,7 +23,6 @@ from quatsphere.kernels import (
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
 from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
-from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -38,6 +37,7 @@ from quatsphere.nn.layout import Graph, Shell
 from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing, Transport
+from quatsphere.randomness import KeyedDropout
 from quatsphere.torch_operators import transformed
 
 
