@@ -84,7 +84,7 @@ class Interpolation(nn.Module):
         return sum_slots([x.index_select(1, index) * share[:, None] for index, share in terms])
 
 
-def constant(values: Tensor) -> nn.Parameter:
+def frozen_parameter(values: Tensor) -> nn.Parameter:
     """Return a parameter without a gradient."""
     return nn.Parameter(values.detach().contiguous().clone(), requires_grad=False)
 
@@ -93,9 +93,9 @@ def permuted_linear(layer: nn.Linear, rows: Tensor | None = None, columns: Tenso
     """Copy of a linear layer with its outputs or inputs in another order."""
     layer = copy.deepcopy(layer)
     if rows is not None:
-        layer.weight, layer.bias = constant(layer.weight[rows]), constant(layer.bias[rows])
+        layer.weight, layer.bias = frozen_parameter(layer.weight[rows]), frozen_parameter(layer.bias[rows])
     if columns is not None:
-        layer.weight = constant(layer.weight[:, columns])
+        layer.weight = frozen_parameter(layer.weight[:, columns])
     return layer
 
 

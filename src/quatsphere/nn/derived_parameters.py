@@ -6,24 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quatsphere.nn.field import LearnedBound, ShellField, bound_logits
-from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
 from quatsphere.nn.routing import Routing
 
-
-class StepParameters(NamedTuple):
-    """Parameters of one step that derived tensors come from; the gate's logit is None within a shell."""
-
-    routing: Routing
-    post: HamiltonLinear
-    ffn: HamiltonFFN
-    gate: Tensor | None
-    fields: Sequence[ShellField]
+if TYPE_CHECKING:
+    from quatsphere.nn.shell_step import ShellStep
 
 
 class Derived(NamedTuple):
@@ -35,18 +27,19 @@ class Derived(NamedTuple):
     gate: Tensor | None
 
 
-def derive_together(steps: Sequence[StepParameters]) -> list[Derived]:
-    """Derived tensors of every step, equal to those that each step computes by itself."""
-    logits = [bound_logits(step.fields) for step in steps]
+def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
+    """Derived tensors of steps, each given with the fields of its shells, equal to those that each step computes."""
+    modules, fields = [step for step, _ in steps], [own for _, own in steps]
+    logits = [bound_logits(own) for own in fields]
     every = torch.stack([logit for own in logits for logit in own])
     bounds = LearnedBound.limit(every).split([len(own) for own in logits])
-    betas = Routing.positive(torch.stack([step.routing.beta_logit for step in steps])).unbind()
-    heads = steps[0].ffn.up.weight.shape[0]
-    up, post = (torch.cat(weights) for weights in zip(*((s.ffn.up.weight, s.post.weight) for s in steps), strict=True))
-    merged = steps[0].ffn.merge(up, post).contiguous().split(heads)
-    gates = [step.gate for step in steps if step.gate is not None]
-    opened = iter(torch.sigmoid(torch.stack(gates)).unbind() if gates else ())
+    betas = Routing.positive(torch.stack([step.routing.beta_logit for step in modules])).unbind()
+    up, post = torch.cat([step.ffn.up.weight for step in modules]), torch.cat([step.post.weight for step in modules])
+    merged = modules[0].ffn.merge(up, post).contiguous().split(len(modules[0].post.weight))
+    gates = [getattr(step.gate, "logit", None) for step in modules]
+    known = [logit for logit in gates if logit is not None]
+    opened = iter(torch.sigmoid(torch.stack(known)).unbind() if known else ())
     return [
-        Derived(own, beta, (weight, step.ffn.down.weight), None if step.gate is None else next(opened))
-        for step, own, beta, weight in zip(steps, bounds, betas, merged, strict=True)
+        Derived(own, beta, (weight, step.ffn.down.weight), None if gate is None else next(opened))
+        for step, own, beta, weight, gate in zip(modules, bounds, betas, merged, gates, strict=True)
     ]

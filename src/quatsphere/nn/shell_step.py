@@ -22,7 +22,7 @@ from quatsphere.kernels import (
 )
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
-from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
+from quatsphere.nn.derived_parameters import Derived, derive_together
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -274,18 +274,7 @@ def derive_for_all(
     backend = select_backend(first.backend, str(tokens.device))
     if backend.supports_step(tokens, source.field.base) is not None:
         return [None] * len(steps)
-    return derive_together(
-        [
-            StepParameters(
-                step.routing,
-                step.post,
-                step.ffn,
-                step.gate.logit if isinstance(step.gate, GatedResidual) else None,
-                own,
-            )
-            for (step, _, _), own in zip(steps, fields, strict=True)
-        ]
-    )
+    return derive_together([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
 
 
 class StepBackend(Protocol):
