@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +79,9 @@ class Interpolation(nn.Module):
         """Σ_m w_im x_n(i,m)."""
         if self.identity:
             return x
-        terms = zip(self.indices.unbind(1), self.shares.unbind(1), strict=True)
-        return sum_slots([x.index_select(1, index) * share[:, None] for index, share in terms])
+        slots = zip(self.indices.unbind(1), self.shares.unbind(1), strict=True)
+        first, *others = (x.index_select(1, index) * share[:, None] for index, share in slots)
+        return sum(others, first)
 
 
 def frozen_parameter(values: Tensor) -> nn.Parameter:
@@ -97,11 +97,3 @@ def permuted_linear(layer: nn.Linear, rows: Tensor | None = None, columns: Tenso
     if columns is not None:
         layer.weight = frozen_parameter(layer.weight[:, columns])
     return layer
-
-
-def sum_slots(terms: Sequence[Tensor]) -> Tensor:
-    """Sum of tensors, one after the other."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total

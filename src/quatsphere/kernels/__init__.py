@@ -7,11 +7,8 @@ from quatsphere.kernels.api import (
     dot_product_weights,
     feed_forward,
     perturb,
-    perturb_by,
     quaternion_attention,
     resample_vertices,
-    routing_weights,
-    tangent,
 )
 from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
 from quatsphere.kernels.cpu.masks import register_masks
@@ -49,12 +46,9 @@ __all__ = [
     "explain_backend",
     "feed_forward",
     "perturb",
-    "perturb_by",
     "quaternion_attention",
     "resample_vertices",
-    "routing_weights",
     "select_backend",
-    "tangent",
     "to_csr",
 ]
 

@@ -17,11 +17,11 @@ from quatsphere.kernels import (
     FusedStepInputs,
     ShellPair,
     add_resampled,
-    routing_weights,
     select_backend,
 )
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
+from quatsphere.kernels.torch_backend import edge_scores, edge_weights
 from quatsphere.nn.derived_parameters import Derived, derive_together
 from quatsphere.nn.field import (
     LearnedBound,
@@ -250,14 +250,13 @@ class ShellStep(nn.Module):
         inputs = AttentionInputs(
             target_field, source_field, features, graph.neighbours, beta, *rules, None, *directions
         )
-        scores, weights = routing_weights(inputs)
         return {
             "field": target_field,
             "source_field": source_field,
             "neighbours": graph.neighbours,
             "beta": beta,
-            "scores": scores,
-            "weights": weights,
+            "scores": edge_scores(inputs),
+            "weights": edge_weights(inputs),
         }
 
 
