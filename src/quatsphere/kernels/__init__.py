@@ -10,14 +10,13 @@ from quatsphere.kernels.api import (
     quaternion_attention,
     resample_vertices,
 )
-from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
+from quatsphere.kernels.backends import backends_on, choose_backend, explain_backend, select_backend
 from quatsphere.kernels.cpu.masks import register_masks
 from quatsphere.kernels.graphs import Graph, to_csr
 from quatsphere.kernels.inputs import (
     TRANSPORTS,
     AttentionInputs,
     DropoutMasks,
-    EdgeFunction,
     FusedStepInputs,
     Mixing,
     Network,
@@ -26,11 +25,9 @@ from quatsphere.kernels.inputs import (
 )
 
 __all__ = [
-    "BACKENDS",
     "TRANSPORTS",
     "AttentionInputs",
     "DropoutMasks",
-    "EdgeFunction",
     "FusedStepInputs",
     "Graph",
     "Mixing",
