@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quatsphere.models import create_model
 from quatsphere.models.lattice import model_steps
-from quatsphere.nn.derived_parameters import Derived, derive_together
 from quatsphere.nn.field import bounds_of
+from quatsphere.nn.shell_step import Derived, derive_together
 
 
 @pytest.mark.parametrize("overrides", [{}, {"rounds": 0}, {"shells": 1}, {"beta_start": 5.0, "beta_frozen": True}])

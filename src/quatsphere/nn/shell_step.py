@@ -22,7 +22,6 @@ from quatsphere.kernels import (
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
 from quatsphere.kernels.torch_backend import edge_scores, edge_weights
-from quatsphere.nn.derived_parameters import Derived, derive_together
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -91,6 +90,15 @@ class ShellState(NamedTuple):
     field: ShellField
 
 
+class Derived(NamedTuple):
+    """Tensors derived from parameters: bounds (1 or 2), β (H,), up (with `post` merged) and down, gate or None."""
+
+    bounds: Tensor
+    beta: Tensor
+    weights: tuple[Tensor, Tensor]
+    gate: Tensor | None
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, dropout keys."""
@@ -133,7 +141,7 @@ class ShellStep(nn.Module):
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
-        self.derived: ParameterCache[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = ParameterCache()
+        self.derived: ParameterCache[Derived] = ParameterCache()
 
     def forward(
         self,
@@ -173,7 +181,7 @@ class ShellStep(nn.Module):
         layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
         bounds, beta, post, gate = inputs.derived or self.derived.infer(
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
-            lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
+            lambda: Derived(bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )
         backend = select_backend(self.backend, str(tokens.device))
         return backend.step(
@@ -274,6 +282,27 @@ def derive_for_all(
     if backend.supports_step(tokens, source.field.base) is not None:
         return [None] * len(steps)
     return derive_together([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+
+
+def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
+    """Derived tensors of steps, each given with the fields of its shells, equal to those that each step computes.
+
+    They are small: computed step by step they are a fifth of an accelerator's launches.
+    """
+    modules, fields = [step for step, _ in steps], [own for _, own in steps]
+    logits = [bound_logits(own) for own in fields]
+    every = torch.stack([logit for own in logits for logit in own])
+    bounds = LearnedBound.limit(every).split([len(own) for own in logits])
+    betas = Routing.positive(torch.stack([step.routing.beta_logit for step in modules])).unbind()
+    up, post = torch.cat([step.ffn.up.weight for step in modules]), torch.cat([step.post.weight for step in modules])
+    merged = modules[0].ffn.merge(up, post).contiguous().split(len(modules[0].post.weight))
+    gates = [getattr(step.gate, "logit", None) for step in modules]
+    known = [logit for logit in gates if logit is not None]
+    opened = iter(torch.sigmoid(torch.stack(known)).unbind() if known else ())
+    return [
+        Derived(own, beta, (weight, step.ffn.down.weight), None if gate is None else next(opened))
+        for step, own, beta, weight, gate in zip(modules, bounds, betas, merged, gates, strict=True)
+    ]
 
 
 class StepBackend(Protocol):
