@@ -62,7 +62,8 @@ def quaternion_attention(
     widest dtype, at least float32; triton_gpu reads narrow features as they are. Plain torch computes gradients of
     gradients and everything inside `torch.func` and forward-mode differentiation.
     """
-    rules: Any = {"routing": routing, "transport": transport, "keep_scale": keep_scale, "backend": backend}
+    same: dict[str, Any] = {"beta": beta, "keep_scale": keep_scale, "backend": backend}
+    same |= {"routing": routing, "transport": transport}
     if edge_rotation is not None:
         check_rotation(edge_rotation, neighbours, len(beta))
     if isinstance(neighbours, Tensor) and neighbours.dim() != valid_dim(valid, neighbours):
@@ -75,8 +76,7 @@ def quaternion_attention(
             {"valid": valid, "keep": keep, "edge_rotation": edge_rotation},
             (target_directions, source_directions),
         )
-        out = quaternion_attention(*folded, beta, **given, **rules)
-        return out.unflatten(1, target_field.shape[:2]).squeeze(0)
+        return quaternion_attention(*folded, **given | same).unflatten(1, target_field.shape[:2]).squeeze(0)
     edges = edge_list(neighbours, valid, target_field.shape[1], source_field.shape[1])
     if edge_rotation is not None and edges is None and isinstance(neighbours, Tensor):
         edges = table_edges(neighbours)
@@ -85,13 +85,12 @@ def quaternion_attention(
         source_field,
         features,
         neighbours,
-        beta,
         keep=keep,
         target_directions=target_directions,
         source_directions=source_directions,
         edges=edges,
         edge_rotation=edge_rotation,
-        **rules,
+        **same,
     )
 
 

@@ -141,7 +141,8 @@ def attend(*operands: Any) -> Tensor:
     """`quaternion_attention` with the arguments of the fused operator: all tensors, rules by index, scale."""
     *tensors, keep, target_directions, source_directions, routing, transport, keep_scale = operands
     rules, directions = (ROUTINGS[routing], TRANSPORTS[transport]), (target_directions, source_directions)
-    return quaternion_attention(AttentionInputs(*tensors, *rules, keep, *directions, keep_scale))
+    inputs = (*tensors, *rules, keep, *directions, keep_scale)
+    return quaternion_attention(AttentionInputs(*inputs))
 
 
 def dot_attend(
