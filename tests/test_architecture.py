@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
-    "randomness": {"torch"},
+    "randomness": {"torch", "jaxtyping"},
     "torch_operators": {"torch"},
     "runtime": set(),
     "config": set(),

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from quatsphere.geometry.neighbours import knn
     from quatsphere.kernels import quaternion_attention, to_csr
     from quatsphere.models import QSV, AttentionNet, LinearModel, ResNet20, create_model
+    from quatsphere.nn import QuaternionAttention, QuaternionConv
     from quatsphere.nn.extensions import register_routing, register_transport
-    from quatsphere.nn.quaternion_attention import QuaternionAttention
-    from quatsphere.nn.quaternion_conv import QuaternionConv
     from quatsphere.optim import RiemannianAdam
     from quatsphere.train.load import TrainedModel, load
     from quatsphere.train.run import ResumeOptions, train
@@ -48,31 +47,22 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "AttentionNet": "quatsphere.models",
-    "LinearModel": "quatsphere.models",
-    "QSV": "quatsphere.models",
-    "QuaternionAttention": "quatsphere.nn.quaternion_attention",
-    "QuaternionConv": "quatsphere.nn.quaternion_conv",
-    "ResNet20": "quatsphere.models",
-    "RiemannianAdam": "quatsphere.optim",
-    "ResumeOptions": "quatsphere.train",
-    "RunConfig": "quatsphere.config",
-    "TrainedModel": "quatsphere.train.load",
-    "create_model": "quatsphere.models",
-    "frame_transport": "quatsphere.geometry.frames",
-    "knn": "quatsphere.geometry.neighbours",
-    "load": "quatsphere.train.load",
-    "load_preset": "quatsphere.config.presets",
-    "local_frames": "quatsphere.geometry.frames",
-    "quaternion_attention": "quatsphere.kernels",
-    "register_dataset": "quatsphere.data",
-    "register_routing": "quatsphere.nn.extensions",
-    "register_transport": "quatsphere.nn.extensions",
-    "to_csr": "quatsphere.kernels",
-    "train": "quatsphere.train",
+_MODULES = {
+    "config": ("RunConfig",),
+    "config.presets": ("load_preset",),
+    "data": ("register_dataset",),
+    "geometry.frames": ("frame_transport", "local_frames"),
+    "geometry.neighbours": ("knn",),
+    "kernels": ("quaternion_attention", "to_csr"),
+    "models": ("QSV", "AttentionNet", "LinearModel", "ResNet20", "create_model"),
+    "nn": ("QuaternionAttention", "QuaternionConv"),
+    "nn.extensions": ("register_routing", "register_transport"),
+    "optim": ("RiemannianAdam",),
+    "train": ("ResumeOptions", "train"),
+    "train.load": ("TrainedModel", "load"),
 }
-"""Public name -> module that defines it."""
+_HOME = {name: f"quatsphere.{module}" for module, names in _MODULES.items() for name in names}
+"""Public name -> module that has it."""
 
 
 def __getattr__(name: str) -> Any:

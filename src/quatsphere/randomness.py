@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of named integers: without state, so equal for any batch size, order or resume.
+"""Random numbers as a pure function of named integers, and dropout from them: equal for any batch size and order.
 
 A key is an int64 made by folding integers such as (seed, epoch, sample) with the finaliser of SplitMix64
 (Steele, Lea and Flood 2014); element i of a key's stream is the finaliser of key + (i + 1) * GOLDEN.
@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from quatsphere.torch_operators import operator
 
@@ -87,6 +88,37 @@ def name_seed(seed: int, name: str) -> int:
     """63-bit seed for a name (of a parameter, say), from the run's seed."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+class KeyedDropout(nn.Module):
+    """Inverted dropout whose masks are equal for any batch size, order or resume.
+
+    A mask is a function of `site`, the layer's name, and of keys (B,), one per image.
+    """
+
+    def __init__(self, rate: float, site: str) -> None:
+        super().__init__()
+        self.rate, self.scale = rate, keep_scale(rate)
+        self.site = name_seed(0, site)
+
+    def extra_repr(self) -> str:
+        """Share of dropped elements."""
+        return f"rate={self.rate}"
+
+    def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...]) -> Bool[Tensor, "b *shape"] | None:
+        """Mask (B, *shape), False where an element is dropped, or None without dropout; scale the rest by `scale`."""
+        if not self.training or self.rate == 0:
+            return None
+        return keep_mask(keys, self.site, shape, self.rate)
+
+    def hashed_mask(self, keys: Int[Tensor, "b"]) -> Int[Tensor, "b"] | None:
+        """Keys in place of the mask, for kernels that compute the mask from them and `site`; None without dropout."""
+        return keys if self.training and self.rate > 0 else None
+
+    def forward(self, x: Float[Tensor, "b *rest"], keys: Int[Tensor, "b"]) -> Float[Tensor, "b *rest"]:
+        """Apply dropout to x."""
+        mask = self.mask(keys, tuple(x.shape[1:]))
+        return x if mask is None else x * (mask.to(x.dtype) * self.scale)
 
 
 def _signed(value: int) -> int:

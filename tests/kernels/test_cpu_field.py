@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
-from quatsphere.kernels import Mixing, Network, cpu, perturb, tangent
+from quatsphere.kernels import Mixing, Network, cpu, perturb
 from quatsphere.kernels.cpu import field as cpu_field
+from quatsphere.kernels.torch_backend import tangent
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not instal
 def plain(*tensors: Tensor, mixing: Mixing | None = None) -> tuple[Tensor, ...]:
     hidden, inner, weight, bias, bounds, *bases = tensors
     rows = [hidden] if mixing is None else [hidden, torch.einsum("tm,btmd->btd", mixing[1], hidden[:, mixing[0]])]
-    raw = [tangent(row, Network(inner, weight, bias)) for row in rows]
+    raw = [tangent(row, inner, weight, bias) for row in rows]
     turned = [Q.exp(bound * torch.tanh(each)) for bound, each in zip(bounds, raw, strict=True)]
     return tuple(Q.normalize(Q.multiply(base, each)) for base, each in zip(bases, turned, strict=True))
 

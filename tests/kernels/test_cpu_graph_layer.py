@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quatsphere import QuaternionConv
 from quatsphere.kernels import cpu
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.cpu import graph_layer as layer
-from quatsphere.kernels.graphs import GraphCache
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS
 from quatsphere.nn.quaternion_conv import sort_edges
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quatsphere.models import create_model
 from quatsphere.models.lattice import model_steps
-from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
 from quatsphere.nn.field import bounds_of
+from quatsphere.nn.shell_step import Derived, derive_together
 
 
 @pytest.mark.parametrize("overrides", [{}, {"rounds": 0}, {"shells": 1}, {"beta_start": 5.0, "beta_frozen": True}])
@@ -23,8 +23,7 @@ def test_derived_together_equal_those_of_each_step(overrides: dict[str, object])
     for step in model_steps(model):
         ends = sorted({step.source, step.target})
         fields, module = [model.fields[shell - 1] for shell in ends], step.module
-        gate = getattr(module.gate, "logit", None)
-        steps.append(StepParameters(module.routing, module.post, module.ffn, gate, fields))
+        steps.append((module, fields))
         weights = module.ffn.weights(module.post)
         expected.append(Derived(bounds_of(fields), module.routing.beta, weights, module.gate.value))
     found = derive_together(steps)

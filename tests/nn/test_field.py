@@ -11,7 +11,8 @@ from torch.autograd import gradcheck
 
 from quatsphere.geometry import quaternion as Q
 from quatsphere.geometry.neighbours import index_resampling
-from quatsphere.kernels import Mixing, Network, resample_vertices, tangent
+from quatsphere.kernels import Mixing, Network, resample_vertices
+from quatsphere.kernels.torch_backend import tangent
 from quatsphere.nn.field import FIELD_INITS, LearnedBound, NoBound, NoPerturbation, Perturbation, ShellField
 
 
@@ -85,7 +86,7 @@ def test_no_perturbation_is_the_base() -> None:
 def test_no_bound_takes_the_raw_output_as_tangent() -> None:
     hidden, network = torch.randn(2, 5, 4), Network(torch.randn(4), torch.randn(1, 4, 3), torch.randn(1, 3))
     shell = ShellField(5, 1, "haar", True, NoBound())
-    expected = Q.multiply(shell.base, Q.exp(tangent(hidden, network)))
+    expected = Q.multiply(shell.base, Q.exp(tangent(hidden, *network)))
     for field in NoBound().perturb(hidden, network, [shell], None, "auto"):
         assert torch.allclose(field, expected, atol=1e-6)
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from quatsphere.geometry import quaternion as Q
-from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.pooling import POOLINGS, MeanPooling, PoolAlong, QuaternionPooling
 from quatsphere.nn.routing import ROUTINGS, Alignment
 from quatsphere.nn.trace import NoTrace, Trace
 from quatsphere.nn.transport import TRANSPORTS
-from quatsphere.randomness import fold
+from quatsphere.randomness import KeyedDropout, fold
 
 
 def test_beta_at_zero_logit() -> None:

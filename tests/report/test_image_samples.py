@@ -11,7 +11,7 @@ from PIL import Image
 
 from quatsphere.diagnostics.view_trace import mean_colours
 from quatsphere.geometry.plane import flat_lattice
-from quatsphere.report.image_samples import patch_sheet, png_uri, rgb_pixels
+from quatsphere.report.page import patch_sheet, png_uri, rgb_pixels
 
 RNG = np.random.default_rng(0)
 

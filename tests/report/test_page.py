@@ -11,8 +11,18 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from quatsphere.report.image_samples import png_uri
-from quatsphere.report.page import Card, PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
+from quatsphere.report.page import (
+    Card,
+    PageClaim,
+    PageTable,
+    Picture,
+    Report,
+    Section,
+    Tile,
+    png_uri,
+    to_picture,
+    write_report,
+)
 
 HOSTILE = [
     "<script>alert(1)</script>",

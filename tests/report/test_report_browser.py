@@ -12,8 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from quatsphere.report.image_samples import png_uri
-from quatsphere.report.page import Card, PageClaim, PageTable, Report, Section, Tile, to_picture, write_report
+from quatsphere.report.page import Card, PageClaim, PageTable, Report, Section, Tile, png_uri, to_picture, write_report
 
 HOSTILE = "<script>alert(1)</script>"
 

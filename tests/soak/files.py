@@ -19,8 +19,7 @@ from soak.promises import Trials, promise, within
 
 from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError
-from quatsphere.report.image_samples import png_uri
-from quatsphere.report.page import Card, PageClaim, PageTable, Picture, Report, Section, Tile, write_report
+from quatsphere.report.page import Card, PageClaim, PageTable, Picture, Report, Section, Tile, png_uri, write_report
 from quatsphere.storage.checkpoint import load_checkpoint
 from quatsphere.train import train
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.fake_hub import fake_hub
 
-from quatsphere.storage.model_folder import MODEL_CONFIG, MODEL_FILES, MODEL_WEIGHTS, shipped_model
+from quatsphere.storage.model_folder import MODEL_CONFIG, MODEL_FILES, MODEL_WEIGHTS, shipped_models
 
 pytest.importorskip("huggingface_hub")
 
@@ -54,7 +54,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a second process pushed, pulled and refused, and what the Hub saw."""
-    folder = shipped_model("digits-qsv")
+    folder = shipped_models()["digits-qsv"]
     good = {name: (folder / name).read_bytes() for name in MODEL_FILES}
     flipped = bytearray(good[MODEL_WEIGHTS])
     flipped[-1] ^= 1
@@ -106,4 +106,4 @@ def test_refused_weights_are_not_fetched(exchange: dict[str, Any]) -> None:
 
 
 def test_folder_of_the_model_is_not_changed(exchange: dict[str, Any]) -> None:
-    assert sorted(path.name for path in Path(shipped_model("digits-qsv")).iterdir()) == sorted(MODEL_FILES)
+    assert sorted(path.name for path in Path(shipped_models()["digits-qsv"]).iterdir()) == sorted(MODEL_FILES)

@@ -89,11 +89,9 @@ def gpu() -> Cuda:
     return Cuda()
 
 
-def measure_on_gpu(
-    batch: int, rounds: int, overrides: Row, report: Callable[[str], None], device: Cuda | None = None
-) -> dict[str, Any]:
+def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[str], None]) -> dict[str, Any]:
     """Rows of both models, eager and compiled, fp32 and bf16; what fails is listed with its message."""
-    device = device or gpu()
+    device = gpu()
     names = [f"{name}{how}" for how in ("", " compiled", " bf16", " compiled bf16") for name in GPU_VARIANTS]
     found: dict[str, Any] = {"gpu_device": device.facts(), "gpu_failures": []}
     subjects: dict[str, Callable[[str], Pass]] = {

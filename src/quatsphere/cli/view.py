@@ -43,15 +43,13 @@ def run(words: list[str]) -> int:
 
         write_live(trained, page, options.image or None, options.data_root)
         print(json.dumps({"live": str(page)}) if options.json else f"live: {page}")
-        if options.open:
-            open_page(page)
-        return 0
-    if len(options.image) > MAX_IMAGES:
-        note(f"{MAX_IMAGES} images stand side by side; the other {len(options.image) - MAX_IMAGES} left out")
-    files = options.image[:MAX_IMAGES]
-    images = read_files(trained, files) if files else example_images(read_dataset_of(trained, options.data_root))
-    paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
-    print(json.dumps(paths) if options.json else f"view: {paths['view']}  (trace: {paths['trace']})")
+    else:
+        if len(options.image) > MAX_IMAGES:
+            note(f"{MAX_IMAGES} images stand side by side; the other {len(options.image) - MAX_IMAGES} left out")
+        files = options.image[:MAX_IMAGES]
+        images = read_files(trained, files) if files else example_images(read_dataset_of(trained, options.data_root))
+        paths = {"view": str(page), "trace": str(write_view(page, trained, images))}
+        print(json.dumps(paths) if options.json else f"view: {paths['view']}  (trace: {paths['trace']})")
     if options.open:
         open_page(page)
     return 0

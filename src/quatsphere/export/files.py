@@ -29,7 +29,7 @@ from quatsphere.storage.atomic import sha256_bytes, write_bytes
 from quatsphere.storage.checkpoint import dump_tensors
 from quatsphere.train.load import TrainedModel
 
-TOLERANCE = 1e-4
+LOGIT_TOLERANCE = 1e-4
 """Largest difference of a logit between a file and its model."""
 METADATA_FILE = "metadata.json"
 """Extra file of a pt2 file."""
@@ -50,7 +50,7 @@ class FileFormat:
 def export_model(trained: TrainedModel, path: Path, to: str, images: Tensor) -> float:
     """Write a verified file and return the largest difference from the model's logits on uint8 images (n, C, Y, X).
 
-    NumericsError, and no file, if a logit differs by more than `TOLERANCE` or an image is classified differently.
+    NumericsError, and no file, if a logit differs by more than `LOGIT_TOLERANCE` or an image is classified differently.
     """
     if to == "onnx":
         require_onnx()
@@ -67,15 +67,15 @@ def frozen_model(trained: TrainedModel) -> FrozenModel:
 
 
 def verified_difference(classify: Classifier, trained: TrainedModel, images: Tensor, path: Path) -> float:
-    """Largest difference of a logit; NumericsError if it exceeds `TOLERANCE` or an image has another class."""
+    """Largest difference of a logit; NumericsError if it exceeds `LOGIT_TOLERANCE` or an image has another class."""
     batches = [images[:1], *images[1:].split(VERIFIED_BATCH)]  # the file must take batches of several sizes
     found = torch.cat([classify(batch.float() / 255) for batch in batches if len(batch)])
     expected = model_logits(trained, images)
     difference = float((found - expected).abs().max())
     others = int((found.argmax(1) != expected.argmax(1)).sum())
-    if not difference <= TOLERANCE or others:  # the first is also true for NaN
+    if not difference <= LOGIT_TOLERANCE or others:  # the first is also true for NaN
         raise NumericsError(
-            f"the {path.suffix[1:]} file differs from the model by {difference:.1e} (at most {TOLERANCE:.0e} is "
+            f"the {path.suffix[1:]} file differs from the model by {difference:.1e} (at most {LOGIT_TOLERANCE:.0e} is "
             f"allowed) and names another class for {others} of {len(images)} images; {path.name} is not written, "
             "please report it"
         )

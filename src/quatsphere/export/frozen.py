@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frozen_qsv import FrozenQSV
-from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
-from quatsphere.export.sampling import PatchSampler
+from quatsphere.export.parts import Interpolation, PatchSampler, frozen_parameter, permuted_linear, sampler_of
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.layout import Shell
@@ -113,7 +112,7 @@ class FrozenLinear(nn.Module):
         self.classifier = copy.deepcopy(model.classifier)
         vertices = model.coords.shape[0]
         weight = self.classifier.weight.unflatten(1, (vertices, -1))[:, :, self.sampler.column_order]
-        self.classifier.weight = constant(weight.flatten(1))
+        self.classifier.weight = frozen_parameter(weight.flatten(1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images -> logits."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frames import LIFTS, LOWERINGS, applied, inverse_rotations, left_products, moved
-from quatsphere.export.parts import Interpolation, constant, permuted_linear, sampler_of
+from quatsphere.export.parts import Interpolation, frozen_parameter, permuted_linear, sampler_of
 from quatsphere.geometry.quaternion import block_expand, normalize
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV
@@ -37,9 +37,9 @@ class FrozenQSV(nn.Module):
         order = feature_order(config.heads, config.channels)
         self.sampler = sampler_of(model)
         self.projection = permuted_linear(model.embed.projection, rows=order)
-        self.projection.weight = constant(self.projection.weight[:, self.sampler.column_order])
+        self.projection.weight = frozen_parameter(self.projection.weight[:, self.sampler.column_order])
         self.norm = copy.deepcopy(model.embed.norm)
-        self.norm.weight, self.norm.bias = (constant(p[order]) for p in (self.norm.weight, self.norm.bias))
+        self.norm.weight, self.norm.bias = (frozen_parameter(p[order]) for p in (self.norm.weight, self.norm.bias))
         self.steps = nn.ModuleList(FrozenStep(model, step, order) for step in model_steps(model))
         self.pool = FrozenPooling(model, order)
         self.classifier = permuted_linear(model.classifier, columns=order)

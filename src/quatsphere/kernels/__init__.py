@@ -7,34 +7,27 @@ from quatsphere.kernels.api import (
     dot_product_weights,
     feed_forward,
     perturb,
-    perturb_by,
     quaternion_attention,
     resample_vertices,
-    routing_weights,
-    tangent,
 )
-from quatsphere.kernels.backends import BACKENDS, backends_on, choose_backend, explain_backend, select_backend
+from quatsphere.kernels.backends import backends_on, choose_backend, explain_backend, select_backend
 from quatsphere.kernels.cpu.masks import register_masks
 from quatsphere.kernels.graphs import Graph, to_csr
 from quatsphere.kernels.inputs import (
     TRANSPORTS,
     AttentionInputs,
     DropoutMasks,
-    EdgeFunction,
     FusedStepInputs,
     Mixing,
     Network,
     Rule,
     ShellPair,
 )
-from quatsphere.kernels.transforms import differentiated_again, outside_transforms, transformed
 
 __all__ = [
-    "BACKENDS",
     "TRANSPORTS",
     "AttentionInputs",
     "DropoutMasks",
-    "EdgeFunction",
     "FusedStepInputs",
     "Graph",
     "Mixing",
@@ -45,21 +38,15 @@ __all__ = [
     "attention_weights",
     "backends_on",
     "choose_backend",
-    "differentiated_again",
     "dot_product_attention",
     "dot_product_weights",
     "explain_backend",
     "feed_forward",
-    "outside_transforms",
     "perturb",
-    "perturb_by",
     "quaternion_attention",
     "resample_vertices",
-    "routing_weights",
     "select_backend",
-    "tangent",
     "to_csr",
-    "transformed",
 ]
 
 register_masks()

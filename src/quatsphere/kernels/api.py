@@ -5,6 +5,7 @@ step around the kernel. Each selects its backend by name and device (`backends.p
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,8 +27,6 @@ from quatsphere.kernels.graphs import (
 from quatsphere.kernels.inputs import ONE_WAY, AttentionInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.neighbour_ops import edge_dot
 from quatsphere.kernels.ragged import RaggedInputs, weights_of_edges
-
-Keep = Bool[Tensor, "b t k h"]
 
 
 def quaternion_attention(
@@ -63,6 +62,8 @@ def quaternion_attention(
     widest dtype, at least float32; triton_gpu reads narrow features as they are. Plain torch computes gradients of
     gradients and everything inside `torch.func` and forward-mode differentiation.
     """
+    same: dict[str, Any] = {"beta": beta, "keep_scale": keep_scale, "backend": backend}
+    same |= {"routing": routing, "transport": transport}
     if edge_rotation is not None:
         check_rotation(edge_rotation, neighbours, len(beta))
     if isinstance(neighbours, Tensor) and neighbours.dim() != valid_dim(valid, neighbours):
@@ -75,14 +76,7 @@ def quaternion_attention(
             {"valid": valid, "keep": keep, "edge_rotation": edge_rotation},
             (target_directions, source_directions),
         )
-        given |= {
-            "beta": beta,
-            "routing": routing,
-            "transport": transport,
-            "keep_scale": keep_scale,
-            "backend": backend,
-        }
-        return quaternion_attention(*folded, **given).unflatten(1, target_field.shape[:2]).squeeze(0)
+        return quaternion_attention(*folded, **given | same).unflatten(1, target_field.shape[:2]).squeeze(0)
     edges = edge_list(neighbours, valid, target_field.shape[1], source_field.shape[1])
     if edge_rotation is not None and edges is None and isinstance(neighbours, Tensor):
         edges = table_edges(neighbours)
@@ -91,16 +85,12 @@ def quaternion_attention(
         source_field,
         features,
         neighbours,
-        beta,
-        routing=routing,
-        transport=transport,
         keep=keep,
-        keep_scale=keep_scale,
         target_directions=target_directions,
         source_directions=source_directions,
         edges=edges,
         edge_rotation=edge_rotation,
-        backend=backend,
+        **same,
     )
 
 
@@ -191,11 +181,6 @@ def attention_weights(
     return weights.view(B, *neighbours.shape, H)
 
 
-def routing_weights(inputs: AttentionInputs) -> tuple[Float[Tensor, "b t k h"], Float[Tensor, "b t k h"]]:
-    """(scores, weights) of the kernel, before dropout: for traces."""
-    return torch_backend.edge_scores(inputs), torch_backend.edge_weights(inputs)
-
-
 def dot_product_weights(
     queries: Float[Tensor, "b t h c"], keys: Float[Tensor, "b s h c"], neighbours: Int[Tensor, "t k"]
 ) -> Float[Tensor, "b t k h"]:
@@ -209,7 +194,7 @@ def dot_product_attention(
     values: Float[Tensor, "b s h c"],
     neighbours: Int[Tensor, "t k"],
     *,
-    keep: Keep | None = None,
+    keep: Bool[Tensor, "b t k h"] | None = None,
     keep_scale: float = 1.0,
     backend: str = "auto",
 ) -> Float[Tensor, "b t h c"]:
@@ -232,11 +217,6 @@ def feed_forward(
     """down_h gelu(up_h x_h) per head with matrices of quaternions (eq:hamilton), c = 4 q and the exact GELU on every
     component; then dropout by the mask `keep`, whose survivors are multiplied by `keep_scale`."""
     return select_backend(backend, x.device.type).feed_forward(x, up, down, keep, keep_scale)
-
-
-def tangent(hidden: Float[Tensor, "b v d"], network: Network) -> Float[Tensor, "b v h 3"]:
-    """The rest of the perturbation network: gelu(inner + hidden_h) weight_h + bias_h per head."""
-    return torch_backend.tangent(hidden, *network)
 
 
 def perturb(
@@ -262,11 +242,6 @@ def perturb(
     kernel = select_backend(backend, hidden.device.type)
     source_field, target_field = kernel.perturb(hidden, network, ShellPair(bounds, source, target), mixing)
     return source_field, source_field if target is None else target_field
-
-
-def perturb_by(tangent: Float[Tensor, "b v h 3"], base: Float[Tensor, "v h 4"]) -> Float[Tensor, "b v h 4"]:
-    """normalize(q_base ⊗ exp(ω))."""
-    return torch_backend.perturb_by(tangent, base)
 
 
 def resample_vertices(

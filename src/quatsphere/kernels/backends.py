@@ -23,7 +23,7 @@ from quatsphere.kernels.gpu import ragged as gpu_ragged
 from quatsphere.kernels.gpu import step as gpu_step
 from quatsphere.kernels.inputs import AttentionInputs, FusedStepInputs, Mixing, Network, Rule, ShellPair, working_dtype
 from quatsphere.kernels.ragged import RaggedInputs
-from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import transformed
 
 FUSED_DTYPES = (torch.float32, torch.float64)
 MAX_GRID = 2**16 - 1

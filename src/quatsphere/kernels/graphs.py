@@ -6,50 +6,21 @@ source): the sources of target i are source[row_pointer[i] : row_pointer[i + 1]]
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.inputs import check_shape
-from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import transformed
 
 Graph: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Neighbours (T, k) or (B, T, k), or CSR (row_pointer, source)."""
 
-Value = TypeVar("Value")
 UNIT_TOLERANCE = 1e-3
 """Largest deviation from 1 of the length of an edge rotation."""
-
-
-class GraphCache:
-    """Values that follow from index tensors; each is kept while the first tensor lives and until one of them changes.
-
-    On CPUs contents are compared, since a change through NumPy or `.data` leaves no mark on a tensor. A value must not
-    hold the tensors themselves, or they would live for ever.
-    """
-
-    def __init__(self) -> None:
-        self._entries: Any = WeakTensorKeyDictionary()
-
-    def get(self, tensors: tuple[Tensor, ...], key: Any, make: Callable[[], Value]) -> Value:
-        """make(), or its last result for these tensors and this key."""
-        if torch.compiler.is_compiling() or transformed() or any(tensor.is_inference() for tensor in tensors):
-            return make()
-        stamp = key, [(WeakIdRef(x), x._version, x.data_ptr(), x.shape) for x in tensors]
-        known = self._entries.get(tensors[0])
-        if known is None or known[0] != stamp or not all(map(torch.equal, known[2], filter(_on_cpu, tensors))):
-            copies = [tensor.clone() for tensor in tensors if _on_cpu(tensor)]
-            known = self._entries[tensors[0]] = stamp, make(), copies
-        value: Value = known[1]
-        return value
-
-
-def _on_cpu(tensor: Tensor) -> bool:
-    return tensor.is_cpu
 
 
 class EdgeList(NamedTuple):

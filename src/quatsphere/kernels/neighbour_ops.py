@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.geometry.neighbours import reverse_edges, reverse_neighbours
-from quatsphere.kernels.transforms import transformed
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import operator, transformed
 
 
 class ReversedTable:

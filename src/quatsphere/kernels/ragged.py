@@ -24,8 +24,7 @@ from quatsphere.geometry.quaternion import conjugate, left_matrix, multiply, to_
 from quatsphere.kernels.graphs import EdgeList
 from quatsphere.kernels.inputs import Rule, check_inputs, check_shape
 from quatsphere.kernels.torch_backend import LIFT, LOWER, geometric_keys
-from quatsphere.kernels.transforms import transformed
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import operator, transformed
 
 BLOCK = 2**20
 """Largest number of elements of an intermediate with one row per edge."""

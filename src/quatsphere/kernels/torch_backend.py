@@ -14,6 +14,7 @@ quaternions, not only unit ones, so the gradients agree with the literal form in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from quatsphere.geometry import quaternion
 from quatsphere.geometry.quaternion import conjugate, multiply, rotate, to_rotation_matrix
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
 from quatsphere.kernels.neighbour_ops import edge_dot, gather_sum, scatter_sum
-from quatsphere.kernels.transforms import transformed
+from quatsphere.torch_operators import transformed
 
 
 def turn(q: Tensor, x: Tensor) -> Tensor:
@@ -136,23 +137,12 @@ def aggregate(inputs: AttentionInputs, weights: Tensor) -> Tensor:
     return LOWER[transport](inputs.target_field, aggregated)
 
 
-def attend(
-    target_field: Tensor,
-    source_field: Tensor,
-    features: Tensor,
-    neighbours: Tensor,
-    beta: Tensor,
-    keep: Tensor | None,
-    target_directions: Tensor | None,
-    source_directions: Tensor | None,
-    routing: int,
-    transport: int,
-    keep_scale: float,
-) -> Tensor:
-    """`quaternion_attention` with the arguments of the fused operator."""
-    tensors = (target_field, source_field, features, neighbours, beta)
+def attend(*operands: Any) -> Tensor:
+    """`quaternion_attention` with the arguments of the fused operator: all tensors, rules by index, scale."""
+    *tensors, keep, target_directions, source_directions, routing, transport, keep_scale = operands
     rules, directions = (ROUTINGS[routing], TRANSPORTS[transport]), (target_directions, source_directions)
-    return quaternion_attention(AttentionInputs(*tensors, *rules, keep, *directions, keep_scale))
+    inputs = (*tensors, *rules, keep, *directions, keep_scale)
+    return quaternion_attention(AttentionInputs(*inputs))
 
 
 def dot_attend(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quatsphere.config import AttentionConfig, LinearConfig, ModelConfig, QSVConfig, ResNet20Config
-from quatsphere.config.resolve import rename
+from quatsphere.config import ModelConfig
+from quatsphere.config.resolve import MODEL_CONFIGS, rename
 from quatsphere.errors import ConfigError, did_you_mean
 from quatsphere.models.attention_net import AttentionNet
 from quatsphere.models.linear import LinearModel
@@ -30,13 +30,8 @@ __all__ = [
     "model_config",
 ]
 
-MODELS: dict[str, tuple[type, type]] = {
-    "qsv": (QSVConfig, QSV),
-    "attention": (AttentionConfig, AttentionNet),
-    "resnet20": (ResNet20Config, ResNet20),
-    "linear": (LinearConfig, LinearModel),
-}
-"""name -> (configuration with the options of this model, model)."""
+MODELS: dict[str, type] = {"qsv": QSV, "attention": AttentionNet, "resnet20": ResNet20, "linear": LinearModel}
+"""name -> model; `MODEL_CONFIGS` has the configuration with its options."""
 
 Model = QSV | AttentionNet | ResNet20 | LinearModel
 
@@ -57,7 +52,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
     """Return the configuration of a named model; unknown names and options raise ConfigError."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}{did_you_mean(name, MODELS)}; choose one of {', '.join(MODELS)}")
-    kind = MODELS[name][0]
+    kind = MODEL_CONFIGS[name]
     known = [f.name for f in fields(kind) if f.name != "name"]
     overrides = {key.removeprefix("model."): value for key, value in rename(overrides, "model.").items()}
     for key in overrides:
@@ -70,7 +65,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
 
 def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = None) -> Model:
     """Build the model of a configuration, with initial weights drawn from (seed, name)."""
-    build = MODELS[config.name][1]
+    build = MODELS[config.name]
     model: Model = build(config, layout) if layout is not None else build(config)
     seed_parameters(model, seed)
     return model

@@ -15,10 +15,10 @@ from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.models.lattice import LatticeModel, build_embedding, build_layout
 from quatsphere.models.qsv import QSV
 from quatsphere.nn.dot_attention import AttentionStep
-from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.layout import Layout
 from quatsphere.nn.pooling import MeanPooling
 from quatsphere.nn.trace import Trace
+from quatsphere.randomness import KeyedDropout
 
 PAPER_HEADS = 6
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from quatsphere.config import QSVConfig
 from quatsphere.models.lattice import LatticeModel, build_embedding, build_layout
-from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.extensions import build_routing, build_transport
 from quatsphere.nn.field import BOUNDS, NoBound, NoPerturbation, Perturbation, PerturbationOfShells, ShellField
 from quatsphere.nn.hamilton import HamiltonFFN, HamiltonLinear
@@ -20,6 +19,7 @@ from quatsphere.nn.pooling import POOLINGS
 from quatsphere.nn.shell_step import GatedResidual, Residual, ShellState, ShellStep, derive_for_all
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing
+from quatsphere.randomness import KeyedDropout
 
 FIELDS = {
     "learned": (None, True, True),

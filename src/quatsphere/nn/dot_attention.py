@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from quatsphere.kernels import dot_product_attention, dot_product_weights
-from quatsphere.nn.dropout import KeyedDropout
 from quatsphere.nn.layout import Graph
 from quatsphere.nn.trace import Trace
+from quatsphere.randomness import KeyedDropout
 
 VALUES = {"projected": lambda dim: nn.Linear(dim, dim), "identity": lambda dim: nn.Identity()}
 """The value path: W_V, or no projection."""

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry import quaternion
-from quatsphere.kernels import Mixing, Network, perturb, perturb_by, resample_vertices, tangent
+from quatsphere.kernels import Mixing, Network, perturb, resample_vertices
+from quatsphere.kernels.torch_backend import perturb_by, tangent
 
 
 def near_identity(vertices: int, heads: int) -> Float[Tensor, "{vertices} {heads} 4"]:
@@ -68,11 +69,11 @@ class NoBound(nn.Module):
         hidden: Tensor, network: Network, shells: Sequence[ShellField], mixing: Mixing | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """normalize(q_base ⊗ exp(φ)) for each of one or two shells."""
-        source = perturb_by(tangent(hidden, network).to(shells[0].base.dtype), shells[0].base)
+        source = perturb_by(tangent(hidden, *network).to(shells[0].base.dtype), shells[0].base)
         if len(shells) == 1:
             return source, source
         mixed = hidden if mixing is None else resample_vertices(hidden, *mixing, backend=backend)
-        return source, perturb_by(tangent(mixed, network).to(shells[1].base.dtype), shells[1].base)
+        return source, perturb_by(tangent(mixed, *network).to(shells[1].base.dtype), shells[1].base)
 
 
 BOUNDS: dict[str, type[LearnedBound] | type[NoBound]] = {"learned": LearnedBound, "none": NoBound}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import block_expand, full_precision, left_matrix
 from quatsphere.kernels import feed_forward
-from quatsphere.kernels.parameter_cache import ParameterCache
+from quatsphere.kernels.caches import ParameterCache
 
 
 class HamiltonLinear(nn.Module):

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import neighbours as nb
 from quatsphere.geometry import plane, sphere
-from quatsphere.kernels import Mixing, outside_transforms, resample_vertices
+from quatsphere.kernels import Mixing, resample_vertices
 from quatsphere.kernels.neighbour_ops import ReversedTable
+from quatsphere.torch_operators import outside_transforms
 
 
 class Shell(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from quatsphere.kernels import transformed
+from quatsphere.torch_operators import transformed
 
 
 def make_stencil(

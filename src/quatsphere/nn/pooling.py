@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quatsphere.geometry.quaternion import mean_rotation, rotate
-from quatsphere.kernels import differentiated_again, transformed
 from quatsphere.nn.trace import Trace
+from quatsphere.torch_operators import differentiated_again, transformed
 
 
 class PoolAlong(torch.autograd.Function):

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import TRANSPORTS, Graph, attention_weights, perturb, quaternion_attention, to_csr
 from quatsphere.kernels.backends import FUSED_DTYPES, CpuBackend, select_backend
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.cpu.graph_layer import graph_layer
-from quatsphere.kernels.graphs import GraphCache, edge_list
+from quatsphere.kernels.graphs import edge_list
 from quatsphere.kernels.inputs import check_shape
 from quatsphere.nn.extensions import build_routing, build_transport
 from quatsphere.nn.field import LearnedBound, Perturbation

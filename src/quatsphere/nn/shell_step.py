@@ -17,14 +17,11 @@ from quatsphere.kernels import (
     FusedStepInputs,
     ShellPair,
     add_resampled,
-    routing_weights,
     select_backend,
-    transformed,
 )
 from quatsphere.kernels.api import attend
-from quatsphere.kernels.parameter_cache import ParameterCache
-from quatsphere.nn.derived_parameters import Derived, StepParameters, derive_together
-from quatsphere.nn.dropout import KeyedDropout
+from quatsphere.kernels.caches import ParameterCache
+from quatsphere.kernels.torch_backend import edge_scores, edge_weights
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -39,6 +36,8 @@ from quatsphere.nn.layout import Graph, Shell
 from quatsphere.nn.routing import Routing
 from quatsphere.nn.trace import Trace
 from quatsphere.nn.transport import HeadMixing, Transport
+from quatsphere.randomness import KeyedDropout
+from quatsphere.torch_operators import transformed
 
 
 def to_quaternions(tokens: Float[Tensor, "b v d"], heads: int) -> Float[Tensor, "b v h q 4"]:
@@ -91,6 +90,15 @@ class ShellState(NamedTuple):
     field: ShellField
 
 
+class Derived(NamedTuple):
+    """Tensors derived from parameters: bounds (1 or 2), β (H,), up (with `post` merged) and down, gate or None."""
+
+    bounds: Tensor
+    beta: Tensor
+    weights: tuple[Tensor, Tensor]
+    gate: Tensor | None
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs of one step: tokens (B, S, d) of the source shell, both shells, the graph between them, dropout keys."""
@@ -133,7 +141,7 @@ class ShellStep(nn.Module):
         self.gate = gate
         self.attention_dropout, self.output_dropout = dropouts
         self.backend = backend
-        self.derived: ParameterCache[tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]] = ParameterCache()
+        self.derived: ParameterCache[Derived] = ParameterCache()
 
     def forward(
         self,
@@ -173,7 +181,7 @@ class ShellStep(nn.Module):
         layers = (self.post.weight, self.ffn.up.weight, self.ffn.down.weight)
         bounds, beta, post, gate = inputs.derived or self.derived.infer(
             [self.routing.beta_logit, *layers, *self.gate.parameters(), *bound_logits(fields)],
-            lambda: (bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
+            lambda: Derived(bounds_of(fields), self.routing.beta, self.ffn.weights(self.post), self.gate.value),
         )
         backend = select_backend(self.backend, str(tokens.device))
         return backend.step(
@@ -250,14 +258,13 @@ class ShellStep(nn.Module):
         inputs = AttentionInputs(
             target_field, source_field, features, graph.neighbours, beta, *rules, None, *directions
         )
-        scores, weights = routing_weights(inputs)
         return {
             "field": target_field,
             "source_field": source_field,
             "neighbours": graph.neighbours,
             "beta": beta,
-            "scores": scores,
-            "weights": weights,
+            "scores": edge_scores(inputs),
+            "weights": edge_weights(inputs),
         }
 
 
@@ -274,18 +281,28 @@ def derive_for_all(
     backend = select_backend(first.backend, str(tokens.device))
     if backend.supports_step(tokens, source.field.base) is not None:
         return [None] * len(steps)
-    return derive_together(
-        [
-            StepParameters(
-                step.routing,
-                step.post,
-                step.ffn,
-                step.gate.logit if isinstance(step.gate, GatedResidual) else None,
-                own,
-            )
-            for (step, _, _), own in zip(steps, fields, strict=True)
-        ]
-    )
+    return derive_together([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+
+
+def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
+    """Derived tensors of steps, each given with the fields of its shells, equal to those that each step computes.
+
+    They are small: computed step by step they are a fifth of an accelerator's launches.
+    """
+    modules, fields = [step for step, _ in steps], [own for _, own in steps]
+    logits = [bound_logits(own) for own in fields]
+    every = torch.stack([logit for own in logits for logit in own])
+    bounds = LearnedBound.limit(every).split([len(own) for own in logits])
+    betas = Routing.positive(torch.stack([step.routing.beta_logit for step in modules])).unbind()
+    up, post = torch.cat([step.ffn.up.weight for step in modules]), torch.cat([step.post.weight for step in modules])
+    merged = modules[0].ffn.merge(up, post).contiguous().split(len(modules[0].post.weight))
+    gates = [getattr(step.gate, "logit", None) for step in modules]
+    known = [logit for logit in gates if logit is not None]
+    opened = iter(torch.sigmoid(torch.stack(known)).unbind() if known else ())
+    return [
+        Derived(own, beta, (weight, step.ffn.down.weight), None if gate is None else next(opened))
+        for step, own, beta, weight, gate in zip(modules, bounds, betas, merged, gates, strict=True)
+    ]
 
 
 class StepBackend(Protocol):

@@ -24,8 +24,19 @@ from quatsphere.errors import CheckpointError, ConfigError, DataError
 from quatsphere.report.explanations import INTRODUCTIONS, NORMAL_SOURCE, RUN_PICTURES, TILES, table_text, words_of
 from quatsphere.report.figure_data import run_figures
 from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
-from quatsphere.report.image_samples import patch_sheet, png_uri, rgb_pixels
-from quatsphere.report.page import Card, PageTable, Picture, Report, Section, Tile, to_picture, write_report
+from quatsphere.report.page import (
+    Card,
+    PageTable,
+    Picture,
+    Report,
+    Section,
+    Tile,
+    patch_sheet,
+    png_uri,
+    rgb_pixels,
+    to_picture,
+    write_report,
+)
 from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config

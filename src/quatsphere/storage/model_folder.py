@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import quatsphere
-from quatsphere.errors import CheckpointError, ConfigError, did_you_mean, printable
+from quatsphere.errors import CheckpointError, ConfigError, printable
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.sealed_json import describe_files, seal, unseal
@@ -54,15 +54,6 @@ def is_model_folder(path: Path) -> bool:
 def shipped_models() -> dict[str, Path]:
     """Name -> folder of every model that comes with the package."""
     return {path.name: path for path in sorted(SHIPPED.glob("*")) if is_model_folder(path)}
-
-
-def shipped_model(name: str) -> Path:
-    """Folder of a model that comes with the package; CheckpointError, with the names there are, for any other."""
-    models = shipped_models()
-    if name not in models:
-        near = did_you_mean(name, models) or f"; models in the box: {', '.join(models) or 'none'}"
-        raise CheckpointError(f"no model or run {printable(name)!r}{near}")
-    return models[name]
 
 
 def seal_config(fields: dict[str, Any], weights: bytes, preprocessing: bytes) -> bytes:

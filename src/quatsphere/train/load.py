@@ -15,6 +15,7 @@ from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_from_dict, config_to_dict
 from quatsphere.data import Dataset
 from quatsphere.data.augment import normalized_batches
+from quatsphere.data.dataset import ProgressCallback
 from quatsphere.data.in_memory import dataset_from
 from quatsphere.errors import CheckpointError, ConfigError, printable
 from quatsphere.models import Model, build_model
@@ -31,7 +32,7 @@ from quatsphere.storage.checkpoint import (
     step_title,
     steps_in,
 )
-from quatsphere.storage.model_folder import is_model_folder, shipped_model, shipped_models
+from quatsphere.storage.model_folder import is_model_folder, shipped_models
 from quatsphere.storage.run_folder import RunFolder, nearest_run, print_note
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.train.checkpointing import meta_misfit, restore_weights
@@ -44,8 +45,6 @@ from quatsphere.train.run import load_data
 PREDICTION_BATCH = 64
 """Images per forward pass of `predict`."""
 Note = Callable[[str], None]
-ProgressCallback = Callable[[int, int], None]
-"""Called with (done, total)."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -190,8 +189,8 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
     `quatsphere models` lists the names.
     """
     path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
-    if not path.exists() and str(source) in shipped_models():
-        path = shipped_model(str(source))
+    if not path.exists():
+        path = shipped_models().get(str(source), path)
     if is_model_folder(path):
         return TrainedModel(*unpack(path, note))
     run = RunFolder(path, note)

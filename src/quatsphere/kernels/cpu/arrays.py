@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels.caches import ParameterCache
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.parameter_cache import ParameterCache
 
 
 def flat(tensor: Tensor) -> Any:

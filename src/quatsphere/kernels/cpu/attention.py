@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.cpu import available as available
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.resample import residual_grad
-from quatsphere.kernels.graphs import GraphCache
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs
-from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, operator, register_backward
 
 
 def quaternion_attention(inputs: AttentionInputs) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask
-from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, operator, register_backward
 
 
 def dot_product_attention(

@@ -8,8 +8,7 @@ from torch import Tensor
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.resample import residual_input
-from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, operator, register_backward
 
 
 @operator("feed_forward", "cpu")

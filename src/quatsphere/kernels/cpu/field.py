@@ -14,8 +14,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import NO_INDICES, check_neighbours, flat, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.operators import backward_operator, register_backward
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, operator, register_backward
 
 
 class LaneNetwork(NamedTuple):

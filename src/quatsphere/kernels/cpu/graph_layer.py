@@ -18,7 +18,7 @@ from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.ragged import attend_ragged, attend_ragged_backward, plain_ragged
 from quatsphere.kernels.graphs import Graph
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, Network
-from quatsphere.kernels.transforms import differentiated_again, plain_gradients
+from quatsphere.torch_operators import differentiated_again, plain_gradients
 
 
 def graph_layer(

@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quatsphere.errors import ConfigError
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.graphs import EdgeList, GraphCache
+from quatsphere.kernels.graphs import EdgeList
 from quatsphere.kernels.inputs import ONE_WAY, ROUTINGS, TRANSPORTS
-from quatsphere.kernels.operators import backward_operator
 from quatsphere.kernels.ragged import RaggedInputs, attention_over_edges
-from quatsphere.kernels.transforms import differentiated_again, plain_gradients
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, differentiated_again, operator, plain_gradients
 
 NAMES = (*TRANSPORTS, *ONE_WAY)
 SIDES = {"lift": ("sandwich", "identity", "sandwich"), "lower": ("identity", "sandwich", "sandwich")}

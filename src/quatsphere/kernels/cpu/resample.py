@@ -8,8 +8,7 @@ from torch import Tensor
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.transforms import differentiated_again, plain_gradients, transformed
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import differentiated_again, operator, plain_gradients, transformed
 
 
 @operator("resample", "cpu")

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.inputs import ROUTINGS, TRANSPORTS, AttentionInputs, working_dtype
-from quatsphere.kernels.operators import backward_operator
-from quatsphere.kernels.transforms import differentiated_again, plain_gradients
 from quatsphere.randomness import draw_mask
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, differentiated_again, operator, plain_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton runs its kernels in Python, on CPU tensors (slow, for tests). Triton reads the variable at import."""

@@ -12,8 +12,8 @@ import logging
 import torch
 from torch import Tensor
 
+from quatsphere.kernels.caches import GraphCache
 from quatsphere.kernels.gpu.attention import INTERPRETED
-from quatsphere.kernels.graphs import GraphCache
 from quatsphere.kernels.ragged import pair_dot_operator, pair_sum_operator
 
 LARGEST_TILE, CHUNK = 2**13, 16

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.gpu.attention import stored_mask
-from quatsphere.kernels.operators import backward_operator
-from quatsphere.kernels.transforms import differentiated_again, plain_gradients
-from quatsphere.torch_operators import operator
+from quatsphere.torch_operators import backward_operator, differentiated_again, operator, plain_gradients
 
 
 @operator("step_gpu")

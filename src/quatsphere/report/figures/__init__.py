@@ -11,8 +11,7 @@ from quatsphere.report.figures.diagnosis import (
     routing_histograms,
     transport_bars,
 )
-from quatsphere.report.figures.holonomy import holonomy
-from quatsphere.report.figures.shells import sampling_preview, shell_values
+from quatsphere.report.figures.shells import holonomy, sampling_preview, shell_values
 from quatsphere.report.figures.study import (
     AblationRow,
     BetaCurve,
@@ -22,7 +21,7 @@ from quatsphere.report.figures.study import (
     merge_curves,
     temperature_probe,
 )
-from quatsphere.report.figures.style import FIGURE_FORMATS, phone_layout, save, to_bytes
+from quatsphere.report.figures.style import phone_layout, save, to_bytes
 from quatsphere.report.figures.training import (
     confusion_matrix,
     inside_over_training,
@@ -34,7 +33,6 @@ from quatsphere.report.figures.training import (
 
 __all__ = [
     "COSTS",
-    "FIGURE_FORMATS",
     "AblationRow",
     "BetaCurve",
     "ablation_bars",
