@@ -180,7 +180,7 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
 def test_predict_refuses_what_is_no_image(
     tiny_run: Path, tmp_path: Path, pictures: list[str], fails: Command, command: Command
 ) -> None:
-    """The others are answered; one bad file is the error, of several each is noted."""
+    """The other files are classified; one bad file is the error message, several are noted one by one."""
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "cut.png").write_bytes((tmp_path / "tall.png").read_bytes()[:200])
@@ -205,7 +205,7 @@ def test_predict_refuses_what_is_no_image(
     assert len(ended.out.splitlines()) == 1
     *notes, last = ended.err.splitlines()
     assert [re.search("cannot read (.*?) ", line)[1] for line in notes] == list(reasons)  # type: ignore[index]
-    assert last == "quatsphere: error: 5 images could not be read, see above; the others are answered"
+    assert last == "quatsphere: error: 5 images could not be read, see above; the others were classified"
 
 
 def test_predict_takes_folders(tiny_run: Path, tmp_path: Path, noise: Callable[..., bytes], command: Command) -> None:

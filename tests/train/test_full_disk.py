@@ -203,5 +203,5 @@ def test_thirty_levels_of_a_full_disk(
 @pytest.mark.slow
 def test_disk_without_space_for_checkpoints_is_refused_at_the_start(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(3_900_000))
-    with pytest.raises(ResourceError, match="no room for 4 checkpoints"):
+    with pytest.raises(ResourceError, match="no space for 4 checkpoints"):
         train(config(), small_disk / "run")

@@ -60,7 +60,7 @@ def shipped_model(name: str) -> Path:
     """Folder of a model that comes with the package; CheckpointError, with the names there are, for any other."""
     models = shipped_models()
     if name not in models:
-        near = did_you_mean(name, models) or f"; models in the box: {', '.join(models) or 'none'}"
+        near = did_you_mean(name, models) or f"; bundled models: {', '.join(models) or 'none'}"
         raise CheckpointError(f"no model or run {printable(name)!r}{near}")
     return models[name]
 
@@ -75,7 +75,7 @@ def write_model_folder(path: Path, files: dict[str, bytes], *, overwrite: bool =
     """Write the files to a new folder, all or none; with `overwrite` a model folder in its place is replaced."""
     parent = path.absolute().parent
     if not parent.is_dir():
-        raise ConfigError(f"no folder {printable(parent)}; create it or choose another place for the model")
+        raise ConfigError(f"no folder {printable(parent)}; create it or choose another folder")
     if path.exists() and not (overwrite and is_model_folder(path)):
         cure = "pass --overwrite or choose another" if is_model_folder(path) else "choose another"
         raise ConfigError(f"{printable(path)} exists; {cure}")

@@ -144,7 +144,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise _path_error(self.path, error) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that is yours")
+            raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that you can write to")
         self._require_writable()
         own = {path.name for path in (self.config, self.environment, self.metrics, self.checkpoints, self.result)}
         if inside and not inside & own:

@@ -142,7 +142,7 @@ class TrainedModel:
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> TrainedModel:
-        """Load a model folder, a run, a model in the box, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
+        """Load a model folder, a run, a bundled model, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
 
         A folder comes before a name of the Hub; what is fetched is verified before it is used.
         """
