@@ -181,7 +181,7 @@ def test_edge_index_in_place_of_neighbours_names_the_conversion() -> None:
         QuaternionAttention(dim=24, heads=3, vertices=9)(torch.randn(1, 9, 24), EDGES)
 
 
-def test_knn_stays_in_its_cloud_and_settles_ties() -> None:
+def test_knn_stays_in_its_cloud_and_orders_ties() -> None:
     batch = torch.tensor([0, 1, 0, 1, 0, 0, 2, 1, 0])
     found = knn(POINTS, 3, batch)
     assert (found[6] == -1).all()

@@ -43,7 +43,7 @@ def limit_files(size: int) -> None:
 
 
 class FullDisk(Reporter):
-    """From a step on the disk is full for tensors; after some notes there is space again."""
+    """Reporter that makes the disk full for tensors from a step on, and frees it after some notes."""
 
     def __init__(self, step: int, notes: int) -> None:
         self.at, self.notes = step, notes

@@ -156,7 +156,7 @@ def test_files_larger_than_stated_are_not_read(copy: Path) -> None:
         load(copy)
 
 
-def test_a_newer_format_names_the_cure(copy: Path) -> None:
+def test_a_newer_format_names_the_remedy(copy: Path) -> None:
     reseal(copy, lambda config: config.update(format=99))
     with pytest.raises(CheckpointError, match=r"format 99.*upgrade quatsphere"):
         load(copy)

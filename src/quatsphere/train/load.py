@@ -144,7 +144,7 @@ class TrainedModel:
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> TrainedModel:
         """Load a model folder, a run, a bundled model, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
 
-        A folder comes before a name of the Hub; what is fetched is verified before it is used.
+        An existing folder takes precedence over a name of the Hub; downloads are verified before use.
         """
         if not Path(source).exists() and is_repository(str(source)):
             return load(pull(str(source), revision))
@@ -184,8 +184,8 @@ class TrainedModel:
 def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    A folder comes before a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub
-    (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
+    An existing folder takes precedence over a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the
+    Hugging Face Hub (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
     receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed on stderr.
     `quatsphere models` lists the names.
     """
