@@ -185,9 +185,9 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
     An existing folder takes precedence over a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the
-    Hugging Face Hub (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
-    receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed on stderr.
-    `quatsphere models` lists the names.
+    Hugging Face Hub (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
+    step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
+    on stderr. `quatsphere models` lists the names.
     """
     path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists() and str(source) in shipped_models():
