@@ -28,7 +28,7 @@ NOT_SCIENCE = [
     "train.keep_checkpoints",
     "train.track",
 ]
-"""Fields that the paper does not concern."""
+"""Fields that are not part of the paper's method."""
 
 
 def field_texts(helped: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEST_IMAGES = 1000
-"""Test images at most on which a file is compared with its model."""
+"""Maximum number of test images on which a file is compared with its model."""
 NOISE_IMAGES = 64
 
 

@@ -15,7 +15,7 @@ from quatsphere.cli.parser import Parser, add_checkpoint, add_json, at_least
 from quatsphere.errors import ConfigError, DataError
 
 FILES_AT_ONCE = 64
-"""Files that are read before the first of them are answered."""
+"""Number of files that are read and classified at a time."""
 
 
 def run(words: list[str]) -> int:

@@ -36,7 +36,7 @@ from quatsphere.train.load import TrainedModel
 from quatsphere.train.predict import image_pixels
 
 EXAMPLES = 8
-"""Number of images at most that a page contains."""
+"""Maximum number of images in a page."""
 PHOTO = ASSETS / "cat.jpg"
 """Photograph that comes with the package: `chelsea.png` of scikit-image, CC0 by Stefan van der Walt, cropped."""
 PHOTO_SIZE = 224
