@@ -249,7 +249,7 @@ def test_an_empty_batch_has_an_empty_result(graph: Tensor) -> None:
 @given(st.integers(0, 2**31), st.integers(3, 8), st.sampled_from(["absolute", "uniform"]))
 @settings(max_examples=25, deadline=None)
 def test_with_local_frames_the_layer_is_invariant_to_rotation(seed: int, k: int, routing: str) -> None:
-    """The graph, frames and features of a rotated cloud are computed anew; the output is the same at 1e-6."""
+    """The graph, frames and features of a rotated cloud are recomputed; the output is the same at 1e-6."""
     generator = torch.Generator().manual_seed(seed)
     clouds = torch.randn(4, 30, 3, generator=generator, dtype=torch.float64)
     layer = QuaternionConv(3 * k, 8, heads=2, routing=routing).double()

@@ -132,7 +132,9 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
     assert "of the paper's 19 accuracies are reproduced" in text
     assert "softmax" not in text
     (tmp_path / "linear.json").write_text('{"test": 0.388}')
-    assert "softmax regression on the same samples reaches 38.8 %" in accuracy_headline(Results(tmp_path), evidence, found)
+    assert "softmax regression on the same samples reaches 38.8 %" in accuracy_headline(
+        Results(tmp_path), evidence, found
+    )
 
 
 def test_claims_are_counted_by_kind() -> None:

@@ -191,7 +191,7 @@ def test_levels_up_to_255_and_up_to_1_are_classified_alike() -> None:
     assert pixels.grad.abs().sum() > 0
 
 
-def test_every_model_in_the_box_loads_and_has_a_card() -> None:
+def test_every_bundled_model_loads_and_has_a_card() -> None:
     names = shipped_models()
     assert "digits-qsv" in names
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*")) <= 5_000_000

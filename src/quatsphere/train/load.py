@@ -260,9 +260,9 @@ def initial_settings(source: str) -> dict[str, Any]:
 
 
 def start_from(model: Model, source: str, classes: tuple[str, ...], note: Callable[[str], None]) -> None:
-    """Copy the weights of a trained model that fit; notes say what is carried over and what starts anew.
+    """Copy the weights of a trained model that fit; notes list what is copied and what is newly initialised.
 
-    Tensors of another shape start anew, and so does the classifier unless the classes are the same.
+    Tensors of another shape are newly initialised, and so is the classifier unless the classes are the same.
     """
     trained = load(source, note=note)
     if type(trained.model) is not type(model):
@@ -282,13 +282,13 @@ def start_from(model: Model, source: str, classes: tuple[str, ...], note: Callab
 
 
 def _lines(model: Model, trained: TrainedModel, source: str, fresh: list[str], carried: int) -> list[str]:
-    """Lines for the user: parameters carried over, parts that start anew, a change of the image's size."""
+    """Lines for the user: copied parameters, newly initialised parts, a change of the image's size."""
     total = sum(parameter.numel() for parameter in model.parameters())
     old, new = trained.config.model, model.config
     parts = "all" if not fresh else _parts(model, fresh, new.num_classes, len(trained.classes))
     lines = [
-        f"carried over from {printable(source)}: {carried:,} of {total:,} parameters",
-        f"starts anew: {'nothing' if not fresh else parts}; optimiser, schedule and normalisation of the new data",
+        f"copied from {printable(source)}: {carried:,} of {total:,} parameters",
+        f"initialised: {'nothing' if not fresh else parts}; optimiser, schedule and normalisation of the new data",
     ]
     if old.image_size != new.image_size:
         lines.append(f"images have {new.image_size} pixels instead of {old.image_size}: no weight depends on that")
