@@ -2,9 +2,8 @@
 
     python benchmarks/export_speed.py digits-qsv cifar10-attention cifar10-qsv paper-attention cifar10-qsv-paper
 
-A name is a model in the box or a preset, whose weights are those of a start. `best_ms` is the shortest time on the
-clock, `cpu_ms` the least time of all threads on processors: with `--threads 1` it is usable on a busy machine, where
-the clock is not.
+A name is a bundled model, or a preset with untrained weights. `best_ms` is the shortest wall-clock time, `cpu_ms` the
+smallest CPU time of all threads together, which with `--threads 1` is also valid on a busy machine.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from quatsphere.models import build_model
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    """Duration of one call on the clock and on processors."""
+    """Wall-clock and CPU time of one call."""
     start = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - start[0], time.process_time() - start[1]

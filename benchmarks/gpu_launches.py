@@ -39,7 +39,7 @@ PARTS = ("forward", "losses", "backward", "finite_check", "optimisers", "repulsi
 
 
 class Enough(BaseException):
-    """Ends the run after the counted steps."""
+    """Raised to end the run after the counted steps."""
 
 
 class Counted(device.Steps):

@@ -1,4 +1,4 @@
-"""Training passes of models with few heads, vectors filled with several images and vertices or not, in turn.
+"""Time training passes of models with few heads, with and without packing several images into a vector.
 
 Usage: python benchmarks/lanes.py   (CPU milliseconds of one thread: best and median of 24 passes each, batch 32)
 """

@@ -41,13 +41,13 @@ def tokens(model: nn.Module, images: Tensor, mean: Tensor, std: Tensor) -> Tenso
 
 
 def accuracy(classifier: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    """Share of right answers."""
+    """Fraction of correct predictions."""
     with torch.no_grad():
         return float((classifier(inputs).argmax(1) == labels).double().mean())
 
 
 def fit(inputs: Tensor, labels: Tensor, classes: int, rate: float, seed: int, epochs: int) -> nn.Linear:
-    """Softmax regression by Adam with a linearly falling rate."""
+    """Train softmax regression by Adam with a linearly decaying rate."""
     torch.manual_seed(seed)
     classifier = nn.Linear(inputs.shape[1], classes)
     optimiser = torch.optim.AdamW(classifier.parameters(), lr=rate, weight_decay=0.05)

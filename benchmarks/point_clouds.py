@@ -1,4 +1,4 @@
-"""Does a connection that is not flat help on rotated point clouds? python benchmarks/point_clouds.py [--seeds 0 1 2]
+"""Compare flat and curved connections on rotated point clouds. python benchmarks/point_clouds.py [--seeds 0 1 2]
 
 Clouds: 900 of scikit-learn's scanned digits as surfaces, one point per pixel, its height the ink (64 points). Task:
 the digit. Features of a point: its position and the offsets of its 8 nearest neighbours, in world axes or in its local

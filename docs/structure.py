@@ -7,7 +7,7 @@
 Each task is run and recorded. A file runs if a function of it runs after its import (functions compiled by Numba count
 through the names that call them) or if a constant of it is read by a function that runs; re-exporting a name does not
 count. To follow a task one opens the files of its own packages that run, and the files of other packages that these
-call directly or read a constant of. What those call in turn is behind an interface and does not count. A training step
+call directly or read a constant of. Indirect calls are behind an interface and do not count. A training step
 is counted twice: with the kernels among its own packages, and up to the kernels' interface.
 """
 
@@ -79,7 +79,7 @@ def sizes(source: Path) -> dict[str, float]:
 
 
 class Recorder:
-    """Code objects of the package that ran between `start` and `stop`, their globals, and who called them."""
+    """Code objects of the package that ran between `start` and `stop`, their globals, and their callers."""
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ digits = load_dataset("digits", max_train_images=256)
 images = (digits.train.images / 255 - digits.mean[:, None, None]) / digits.std[:, None, None]
 loader = DataLoader(TensorDataset(images, digits.train.labels), batch_size=64, shuffle=True)
 model = quatsphere.create_model("qsv", image_size=8, in_channels=1, dim=32, heads=2, base_vertices=16, shells=2)
-compiled = torch.compile(model, backend="eager")  # without `backend` machine code is made, which takes a minute
+compiled = torch.compile(model, backend="eager")  # the default backend compiles for a minute
 
 others = dict(model.named_parameters())
 quaternions = [others.pop(name) for name in model.parameter_roles()["quaternions"]]  # the first call: two optimisers

@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # two test processes are faster than two threads in on
 
 @pytest.fixture(autouse=True)
 def _forget_added_choices() -> Iterator[None]:
-    """Rules that a test registers are no valid settings in the next one."""
+    """Unregister the rules of a test after it."""
     before = {kind: list(choices) for kind, choices in checks._ADDED.items()}
     yield
     checks._ADDED.clear()

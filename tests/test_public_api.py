@@ -1,6 +1,6 @@
 """The public names and their signatures are those of tests/public_api.txt: a change of the interface shows in a diff.
 
-After an intended change, write the file anew with `python tests/test_public_api.py`.
+After an intended change, write the file again with `python tests/test_public_api.py`.
 """
 
 from __future__ import annotations

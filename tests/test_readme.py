@@ -89,10 +89,10 @@ def test_results_are_those_of_the_results_page() -> None:
 def test_results_begin_with_their_scale() -> None:
     """Length, parameters, seeds, accuracy and floor come before any verdict."""
     first = section("results").splitlines()[0]
-    pattern = r"After [\d,]+ images QSV with 43,111 parameters is right on [\d.]+ % .*\(\d seeds\); softmax regression"
+    pattern = r"After [\d,]+ training images QSV with 43,111 parameters reaches [\d.]+ % .*\(\d seeds\); softmax"
     assert re.match(pattern, first)
     assert "No accuracy of the paper has been reproduced." in first
-    assert re.search(r"\d+ of 190 planned cells are finished", first)
+    assert re.search(r"\d+ of 190 planned runs are finished", first)
 
 
 def test_speed_is_that_of_the_performance_page() -> None:

@@ -102,7 +102,7 @@ class KeyedDropout(nn.Module):
         self.site = name_seed(0, site)
 
     def extra_repr(self) -> str:
-        """Share of dropped elements."""
+        """Dropout rate."""
         return f"rate={self.rate}"
 
     def mask(self, keys: Int[Tensor, "b"], shape: tuple[int, ...]) -> Bool[Tensor, "b *shape"] | None:

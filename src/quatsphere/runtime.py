@@ -21,7 +21,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 def disable_malloc_trimming() -> bool:
     """Make malloc keep freed memory instead of returning it to the system; False if the C library cannot.
 
-    By default glibc maps every large block anew, and the system zeroes each page when it is first touched, which takes
+    By default glibc maps every large block again, and the system zeroes each page when it is first touched, which takes
     a tenth of a training step. Only commands and their workers call this, never an import: it affects the process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

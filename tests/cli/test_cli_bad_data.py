@@ -217,7 +217,7 @@ def test_bombs_are_stopped_early(
         archive.addfile(info, io.BytesIO(bytes(info.size)))
     root = write(tmp_path / "data", {"cifar-10-binary.tar.gz": tar.getvalue(), "bomb.zip": zip_bomb(2_000_000)})
     for name, file, message in (
-        ("cifar10", "cifar-10-binary.tar.gz", "unpacks to more than it may; fetch the official archive"),
+        ("cifar10", "cifar-10-binary.tar.gz", "unpacks to more than is allowed; fetch the official archive"),
         ("folder", "bomb.zip", r"bad image a/bomb.png \(.* has 2000000 bytes, the cap is 1048576"),
     ):
         fails(3, message, "train", *tiny, f"--data.name={name}", f"--data.root={root / file}", "--run-dir=run")
@@ -278,7 +278,7 @@ def test_loops_pipes_and_links_are_named(
         (dangling, r"bad image train/a/x.png \(cannot read .*No such file"),
     ):
         fails(3, message, "train", *tiny, "--data.name=folder", f"--data.root={root}", "--run-dir=run")
-    fails(3, "no default place; pass --data.root", "train", *tiny, "--data.name=folder", "--run-dir=run")
+    fails(3, "no default location; pass --data.root", "train", *tiny, "--data.name=folder", "--run-dir=run")
     fails(3, "no such file or folder: .*nowhere", "data", "preview", "folder", "--root", "nowhere")
     assert not (tmp_path / "run").exists()
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_is_chosen_by_name_or_step(run: Path, command: Command, fai
     fails(2, "--checkpoint must be best, last or the number of a step: got 'x'", "evaluate", str(run), "--checkpoint=x")
 
 
-def test_the_error_of_a_damaged_checkpoint_names_the_cure(
+def test_the_error_of_a_damaged_checkpoint_names_the_remedy(
     run: Path, command: Command, fails: Command, noise: Callable[..., bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "x.png").write_bytes(noise(0))

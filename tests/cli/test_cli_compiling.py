@@ -32,7 +32,7 @@ NOTE = f"quatsphere: note: {COMPILING}"
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every compilation is mentioned, however short."""
+    """Report every compilation, however short."""
     monkeypatch.setattr(console, "COMPILE_PATIENCE", 0.01)
     before, compilation.watch = compilation.watch, CompileNotice()
     yield
@@ -120,14 +120,14 @@ def test_a_bar_shows_the_spinner_itself(monkeypatch: pytest.MonkeyPatch) -> None
     assert not Bars.shown
 
 
-def test_a_bar_that_nobody_sees_does_not_count() -> None:
+def test_a_bar_without_a_terminal_is_not_shown() -> None:
     bars = Bars(console=Console(file=io.StringIO()))
     bars.start()
     bars.stop()
     assert not Bars.shown
 
 
-def test_the_clock_of_work_stands_still() -> None:
+def test_working_time_excludes_compilation() -> None:
     begin = working_time()
     compilation.begin()
     compilation.begin()
@@ -182,8 +182,10 @@ def test_info_compiles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_say_it_with_a_cold_cache_alone(tiny_run: Path, noise: Callable[..., bytes], tmp_path: Path) -> None:
-    """The real kernels of a real command; half a minute."""
+def test_commands_report_compilation_only_with_a_cold_cache(
+    tiny_run: Path, noise: Callable[..., bytes], tmp_path: Path
+) -> None:
+    """The kernels of a real command are compiled; takes half a minute."""
     (tmp_path / "x.png").write_bytes(noise(0))
     config = (tiny_run / "config.yaml").read_text()
     run = tmp_path / "run"

@@ -62,7 +62,7 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in text
 
 
-def test_a_log_file_hears_something_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_gets_a_line_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
     assert "epoch 1/2, step 3/3  loss 2.000  acc 0.250  100 img/s" in watch(monkeypatch, terminal=False).splitlines()
 
@@ -89,7 +89,7 @@ def test_a_forecast_is_one_line_from_the_first_steps(seconds: float, start: int,
     assert said.index(line) == (5 if seconds < 2 else 2 if seconds < 10 else 1)
 
 
-def test_training_says_how_long_it_will_take(tiny: list[str], command: Any) -> None:
+def test_training_prints_its_estimated_duration(tiny: list[str], command: Any) -> None:
     ended = command("train", *tiny, "--run-dir=run", "--train.epochs=5")
     assert ended.code == 0, ended.err
     lines = [line for line in ended.err.splitlines() if line.startswith("about ")]
@@ -130,7 +130,7 @@ def test_a_real_pipe_that_closes_does_not_end_the_run(tiny: list[str], tmp_path:
     assert result["steps"] == 2
 
 
-def test_a_ticker_in_a_log_file_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ticker_prints_nothing_in_a_log_file(capsys: pytest.CaptureFixture[str]) -> None:
     with Ticker("reading") as ticker:
         ticker(1, 2)
     assert capsys.readouterr().err == ""

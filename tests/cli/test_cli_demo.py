@@ -48,7 +48,7 @@ def test_demo_leaves_a_report_and_a_view(short: list[str], tmp_path: Path, comma
 def test_demo_diagnoses_explains_and_opens(
     short: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every chart has a phone form and says what is normal, every number and table is explained, no paper's values."""
+    """Every chart has a phone form and normal values, all numbers and tables are explained, no values of the paper."""
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
     ended = command("demo", *short, "--open")
@@ -97,7 +97,7 @@ def test_demo_mistakes_write_nothing(tmp_path: Path, fails: Command) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_demo_asks_for_matplotlib_before_training(
+def test_demo_requires_matplotlib_before_training(
     short: list[str], tmp_path: Path, fails: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

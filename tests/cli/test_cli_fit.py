@@ -68,7 +68,7 @@ def test_predict_and_view_fit_as_the_run_did(run: Path, wide: Path, tmp_path: Pa
     assert ended.code == 0, ended.err
 
 
-def test_preview_fits_as_asked(wide: Path, tmp_path: Path, command: Command) -> None:
+def test_preview_uses_the_chosen_fit(wide: Path, tmp_path: Path, command: Command) -> None:
     pictures = []
     for fit in ("crop", "squash"):
         words = ("data", "preview", "folder", "--data.root", str(wide), "--data.image_size", "16", "--data.fit", fit)

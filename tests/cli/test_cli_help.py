@@ -28,7 +28,7 @@ NOT_SCIENCE = [
     "train.keep_checkpoints",
     "train.track",
 ]
-"""Fields that the paper does not concern."""
+"""Fields that are not part of the paper's method."""
 
 
 def field_texts(helped: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_help_reads_well(command: Callable[..., Any], monkeypatch: pytest.Monkey
         assert all(preset in text.replace("-\n        ", "-") for preset in PRESETS)
 
 
-def test_the_command_introduces_itself(command: Callable[..., Any]) -> None:
+def test_help_lists_every_verb(command: Callable[..., Any]) -> None:
     for words in ([], ["--help"], ["-h"], ["help"]):
         helped = command(*words)
         assert helped.code == 0

@@ -105,9 +105,9 @@ def test_fine_tuning_states_what_is_carried_over(tmp_path: Path, command: Callab
     outcome = command("train", *words, "--train.threads=1", "--run-dir", "tuned", "--data.image_size", "12")
     assert outcome.code == 0, outcome.err
     notes = [line.removeprefix("quatsphere: note: ") for line in outcome.err.splitlines()]
-    assert "carried over from digits-qsv: 37,893 of 38,023 parameters" in notes
-    anew = "starts anew: classifier (2 classes, 10 before); optimiser, schedule and normalisation of the new data"
-    assert anew in notes
+    assert "copied from digits-qsv: 37,893 of 38,023 parameters" in notes
+    line = "initialised: classifier (2 classes, 10 before); optimiser, schedule and normalisation of the new data"
+    assert line in notes
     assert "images have 12 pixels instead of 8: no weight depends on that" in notes
     stored = yaml.safe_load(Path("tuned/config.yaml").read_text())
     assert (stored["model"]["dim"], stored["model"]["base_vertices"], stored["train"]["init"]) == (64, 32, "digits-qsv")

@@ -101,7 +101,7 @@ def test_the_name_decides_the_models_fields(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_choice_that_only_the_other_model_has_is_left_out(tmp_path: Path) -> None:
-    """`routing` is a field of two models with other choices: a file of one serves the other, as without the field."""
+    """`routing` has different choices in two models: a file written for one is read for the other without the field."""
     for name, choice, other in (("qsv", "absolute", "attention"), ("attention", "softmax", "qsv")):
         path = settings_file(tmp_path, f"model: {{name: {name}, routing: {choice}, shells: 3}}")
         changed = config("-c", path, "--model.name", other).model
@@ -130,7 +130,7 @@ def test_the_short_flag_is_the_long_one(command: Callable[..., Any]) -> None:
         assert yaml.safe_load(printed)["train"]["deterministic"] is expected, words
 
 
-def test_odd_words_reach_a_text_field_as_they_are() -> None:
+def test_text_fields_take_any_text_unchanged() -> None:
     for text in ("123", "1e-3", "{x}", "[a", "a: b", "true", "-x", "'q'", "a\nb", "/tmp/x y", "!!python/object:os.x"):
         assert config(f"--data.root={text}").data.root == text
         assert config("--data.root", text).data.root == text

@@ -87,13 +87,13 @@ def test_context_table_cites_the_literature(command: Command, folder: str) -> No
 
 
 def test_results_page_depends_only_on_the_folder(command: Command, folder: str) -> None:
-    (Path(folder) / "reading.md").write_text("## Reading\n\nWhat surprised us.\n")
+    (Path(folder) / "reading.md").write_text("## Interpretation\n\nA remark.\n")
     pages = []
     for name in ("one.md", "two.md"):
         assert command("study", "document", "--results", folder, "-o", name).code == 0
         pages.append(Path(name).read_text())
     assert pages[0] == pages[1]
-    assert "What surprised us." in pages[0]
+    assert "A remark." in pages[0]
     assert '0.99 times the paper\'s size**: "removing transport costs accuracy (4.3 points)". Paper -4.3' in pages[0]
     assert folder not in pages[0]
     (link,) = re.findall(r"\[by_seed\.csv\]\((.*)\)", pages[0])

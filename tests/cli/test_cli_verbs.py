@@ -177,10 +177,10 @@ def test_predict_agrees_with_evaluate(tiny_run: Path, tmp_path: Path, command: C
     assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_predict_refuses_what_is_no_image(
+def test_predict_refuses_files_that_are_not_images(
     tiny_run: Path, tmp_path: Path, pictures: list[str], fails: Command, command: Command
 ) -> None:
-    """The others are answered; one bad file is the error, of several each is noted."""
+    """The other files are classified; one bad file is the error message, several are noted one by one."""
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "cut.png").write_bytes((tmp_path / "tall.png").read_bytes()[:200])
@@ -205,7 +205,7 @@ def test_predict_refuses_what_is_no_image(
     assert len(ended.out.splitlines()) == 1
     *notes, last = ended.err.splitlines()
     assert [re.search("cannot read (.*?) ", line)[1] for line in notes] == list(reasons)  # type: ignore[index]
-    assert last == "quatsphere: error: 5 images could not be read, see above; the others are answered"
+    assert last == "quatsphere: error: 5 images could not be read, see above; the others were classified"
 
 
 def test_predict_takes_folders(tiny_run: Path, tmp_path: Path, noise: Callable[..., bytes], command: Command) -> None:
@@ -224,7 +224,7 @@ def test_predict_takes_folders(tiny_run: Path, tmp_path: Path, noise: Callable[.
     assert "no PNG, JPEG or WebP images in empty; name image files" in ended.err
 
 
-def test_predict_says_how_many_pixels_are_allowed(tiny_run: Path, tmp_path: Path, fails: Command) -> None:
+def test_predict_states_the_pixel_limit(tiny_run: Path, tmp_path: Path, fails: Command) -> None:
     """A PNG of 240 megapixels, as in the header of a real one; its pixels are never read."""
     chunks = (b"IHDR" + struct.pack(">IIBBBBB", 20_000, 12_000, 8, 2, 0, 0, 0), b"IDAT")
     sealed = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks]
@@ -233,13 +233,13 @@ def test_predict_says_how_many_pixels_are_allowed(tiny_run: Path, tmp_path: Path
     fails(3, cure, "predict", str(tiny_run), "huge.png")
 
 
-def test_a_root_that_digits_do_not_use_is_said(tiny_run: Path, command: Command) -> None:
+def test_an_unused_root_of_the_digits_is_noted(tiny_run: Path, command: Command) -> None:
     said = "quatsphere: note: --data.root is not used: digits are embedded; choose other images with --data.name"
     ended = command("evaluate", str(tiny_run), "--data.root", "/nonexistent")
     assert (ended.code, ended.err.splitlines()) == (0, [said])
 
 
-def test_a_table_is_no_folder_of_images(tiny: list[str], tmp_path: Path, fails: Command) -> None:
+def test_a_table_is_not_a_folder_of_images(tiny: list[str], tmp_path: Path, fails: Command) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     message = r"x.csv is neither a folder nor a zip; pass --data.root of a folder with one subfolder per class"
     fails(3, message, "train", *tiny, "--data.name=folder", "--data.root=x.csv", "--run-dir=run")

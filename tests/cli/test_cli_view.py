@@ -122,7 +122,7 @@ def test_errors_are_one_line(tiny_run: Path, tmp_path: Path, fails: Command, com
     fails(2, "RUN; see --help", "view")
     words = ["--preset", "demo", "--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1"]
     assert command("train", *words, "--data.max_train_images", "64", "--run-dir", "plain").code == 0
-    line = fails(2, "'resnet20' has no shells to look at; view a run of qsv or attention", "view", "plain")
+    line = fails(2, "'resnet20' has no shells to show; view a run of qsv or attention", "view", "plain")
     assert "Traceback" not in line
     assert not list(tmp_path.glob("*.html"))
 

@@ -158,14 +158,14 @@ def test_unwritable_cache_is_a_note(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No HOME and no entry in the list of users, as in containers that run as an arbitrary user."""
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove HOME and the entry in the list of users, as in containers that run as an arbitrary user."""
     for name in ("HOME", "XDG_CACHE_HOME", "QUATSPHERE_DATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2_000_000_001)
 
 
-@pytest.mark.usefixtures("homeless")
+@pytest.mark.usefixtures("no_home")
 def test_without_a_home_folder_images_are_decoded_in_memory(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +174,7 @@ def test_without_a_home_folder_images_are_decoded_in_memory(
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-@pytest.mark.usefixtures("homeless")
+@pytest.mark.usefixtures("no_home")
 def test_without_a_home_folder_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cifar10", "idx"):
         with pytest.raises(DataError, match=r"^no folder to search for data, .*; pass --data.root$"):

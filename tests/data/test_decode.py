@@ -107,7 +107,7 @@ def test_squash_keeps_both_edges() -> None:
     ],
 )
 def test_resizing_does_not_depend_on_the_version_of_pillow(size: tuple[int, int], fit: str, expected: str) -> None:
-    """Pillow 13 resizes tall images in another order than 12; seen equal with 10.4, 12.0 and 13.0."""
+    """Pillow 13 resizes tall images in another order than 12; results were equal with 10.4, 12.0 and 13.0."""
     width, height = size
     noise = (np.arange(3 * width * height, dtype=np.uint32) * np.uint32(2654435761) >> 24).astype(np.uint8)
     fitted = fit_image(Image.fromarray(noise.reshape(height, width, 3)), 32, fit)

@@ -132,25 +132,25 @@ def test_large_files_are_sent_in_several_portions(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("started")
 class TestFailingWorkers:
     @pytest.mark.parametrize("at", [0, 200, 299])
-    def test_killed(self, at: int) -> None:
+    def test_decoder_that_is_killed_is_an_error(self, at: int) -> None:
         message = decoding_error(b"kill", at)
         assert message.startswith(f"decoder died (signal 9) near train/cat/{at}.png; ")
 
-    def test_hung(self, started: Path) -> None:
+    def test_decoder_that_hangs_is_an_error(self, started: Path) -> None:
         message = decoding_error(b"hang", 150, TIMEOUT)
         assert seconds_since(started) < TIMEOUT + 1
         assert message.startswith("decoder hung (no answer in 1.5 s) near train/cat/150.png; ")
 
-    def test_exited(self) -> None:
+    def test_decoder_that_exits_is_an_error(self) -> None:
         message = decoding_error(b"exit", 150)
         assert message.startswith("decoder died (exit code 1: out of cheese) near train/cat/150.png; ")
 
-    def test_raised(self) -> None:
+    def test_exception_in_the_decoder_is_a_bad_file(self) -> None:
         assert decode_files(files_with(b"raise", 20), 4).bad == {20: "raised"}
 
     @pytest.mark.slow
     @pytest.mark.parametrize("special", [b"kill", b"hang", b"exit"])
-    def test_thirty_times(self, special: bytes, started: Path) -> None:
+    def test_failing_decoder_names_the_image_thirty_times(self, special: bytes, started: Path) -> None:
         for at in np.random.default_rng(0).integers(0, 300, 30):
             assert f"near train/cat/{at}.png" in decoding_error(special, int(at), TIMEOUT)
             assert special != b"hang" or seconds_since(started) < TIMEOUT + 1

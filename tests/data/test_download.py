@@ -78,7 +78,7 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     return archives[0]
 
 
-def test_whole_file(site: Site, tmp_path: Path) -> None:
+def test_complete_download(site: Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = download_dataset("cifar10", tmp_path / "new", site.url, lambda done, total: seen.append((done, total)))
     assert path == tmp_path / "new" / "cifar-10-binary.tar.gz"
@@ -152,7 +152,7 @@ def test_mirror_is_used_when_the_official_address_fails(
     assert site.paths == ["/mirror/cifar-10-python.tar.gz"]
 
 
-def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_download_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [archive.name for archive in CIFAR10.archives]
     assert [url for url, _ in download.sources("cifar10")] == [OFFICIAL_SITE + names[0], MIRROR + names[1]]
     assert download.sources("cifar10", "https://host/x/cifar-10-python.tar.gz")[0][1].name == names[1]

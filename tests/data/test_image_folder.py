@@ -256,7 +256,7 @@ def test_roots_that_are_not_image_folders(tmp_path: Path) -> None:
         load_dataset("folder", root=tmp_path / "damaged.zip")
     with pytest.raises(DataError, match=r"no such file or folder: .*; check --data\.root"):
         load_dataset("folder", root=tmp_path / "missing")
-    with pytest.raises(DataError, match=r"have no default place; pass --data\.root"):
+    with pytest.raises(DataError, match=r"have no default location; pass --data\.root"):
         load_dataset("folder")
 
 

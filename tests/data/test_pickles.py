@@ -98,7 +98,7 @@ def test_gadgets_are_refused_and_nothing_runs(module: str, name: str, tmp_path: 
     assert not marker.exists()
 
 
-def test_message_names_what_was_asked_for(tmp_path: Path) -> None:
+def test_message_names_the_requested_import(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^refused: file asks for os\.system; CIFAR needs only numpy arrays$"):
         read_batch(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(DataError, match=r"asks for a\\x1b\[31m\.b; "):

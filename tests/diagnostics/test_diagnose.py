@@ -236,7 +236,7 @@ def test_transport_has_no_effect_on_an_aligned_field(digits: Dataset) -> None:
     assert "absent" in diagnose(perturbed(transport="identity"), digits, images=4, only=["transport"])["transport"]
 
 
-def test_over_training(digits: Dataset) -> None:
+def test_measures_by_epoch(digits: Dataset) -> None:
     records = [
         {"epoch": e, "beta": [1.0, 2.0], "beta_heads": [[0.5, 1.5], [2.0, 2.0]], "train": {"loss": 3.0 - e}}
         for e in (1, 2)

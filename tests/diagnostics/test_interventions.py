@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.literal_model import literal, stirred
+from helpers.literal_model import literal_logits, randomised_qsv
 from measures import relative_error
 from torch import Tensor
 
@@ -41,13 +41,13 @@ def digits() -> Dataset:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_transport_off_agrees_with_the_equations(case: str, backend: str) -> None:
-    model, images = stirred(backend=backend).double(), IMAGES.double()
+    model, images = randomised_qsv(backend=backend).double(), IMAGES.double()
     before = model(images)
     with ExitStack() as stack:
         for number, heads in CASES[case].items():
             stack.enter_context(transport_off([model_steps(model)[number]], heads))
         off = model(images)
-    assert relative_error(off, literal(model, images, CASES[case])) < 1e-13
+    assert relative_error(off, literal_logits(model, images, CASES[case])) < 1e-13
     assert relative_error(off, before) > 1e-2
     assert torch.equal(model(images), before)
 
@@ -56,7 +56,7 @@ def test_transport_off_agrees_with_the_equations(case: str, backend: str) -> Non
 @pytest.mark.parametrize("backend", ["auto", "factored"])
 def test_effects_agree_with_the_identity_variant(backend: str, transport: str, digits: Dataset) -> None:
     """A model built without transport has the same logits, accuracy and likelihood."""
-    model, plain = (stirred(backend=backend, transport=rule) for rule in (transport, "identity"))
+    model, plain = (randomised_qsv(backend=backend, transport=rule) for rule in (transport, "identity"))
     plain.load_state_dict(model.state_dict())
     with torch.no_grad(), transport_off(model_steps(model), EVERY):
         assert relative_error(model(IMAGES), plain(IMAGES)) < 1e-5
@@ -86,7 +86,7 @@ def close(found: Any, expected: Any, where: str = "") -> None:
 
 def test_sections_agree_with_the_reference_backend(digits: Dataset) -> None:
     sections = [
-        diagnose(stirred(backend=backend), digits, images=8, accuracy_images=20, seed=1)
+        diagnose(randomised_qsv(backend=backend), digits, images=8, accuracy_images=20, seed=1)
         for backend in ("auto", "reference")
     ]
     for section in sections:
@@ -97,7 +97,7 @@ def test_sections_agree_with_the_reference_backend(digits: Dataset) -> None:
 
 @torch.no_grad()
 def test_trace_agrees_with_the_reference_backend() -> None:
-    fused, slow = stirred(), stirred(backend="reference")
+    fused, slow = randomised_qsv(), randomised_qsv(backend="reference")
     logits, trace = fused(IMAGES, return_trace=True)
     _, expected = slow(IMAGES, return_trace=True)
     assert relative_error(logits, fused(IMAGES)) < 1e-5
@@ -111,7 +111,7 @@ def test_trace_agrees_with_the_reference_backend() -> None:
 
 
 def test_pixel_gradients_agree_with_the_reference_backend() -> None:
-    fused, slow = (pixel_gradients(stirred(backend=backend), IMAGES) for backend in ("auto", "reference"))
+    fused, slow = (pixel_gradients(randomised_qsv(backend=backend), IMAGES) for backend in ("auto", "reference"))
     assert relative_error(fused, slow) < 1e-4
 
 
@@ -121,7 +121,7 @@ METHODS = ("forward_unfused", "attend", "perturbation.fields", "transport.prepar
 @pytest.mark.parametrize("method", [*METHODS, "gate.forward"])
 @torch.no_grad()
 def test_patched_methods_are_called(method: str) -> None:
-    model = stirred()
+    model = randomised_qsv()
     owner_name, _, name = f".{method}".rpartition(".")
     step = model.cross[0]
     owner = step.get_submodule(owner_name.strip("."))
@@ -138,7 +138,7 @@ def test_patched_methods_are_called(method: str) -> None:
 @pytest.mark.parametrize("part", ["ffn", "gate"])
 @torch.no_grad()
 def test_hooks_are_called(part: str) -> None:
-    model = stirred()
+    model = randomised_qsv()
     before = model(IMAGES)
     handle = model.cross[0].get_submodule(part).register_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
     assert relative_error(model(IMAGES), before) > 1e-3
@@ -154,7 +154,7 @@ def test_overridden_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         def attend(self, *arguments: Any) -> Tensor:
             return torch.zeros_like(own(self, *arguments))
 
-    model = stirred()
+    model = randomised_qsv()
     before = model(IMAGES)
     model.within.__class__ = Silent
     assert relative_error(model(IMAGES), before) > 1e-3
@@ -165,7 +165,7 @@ def test_overridden_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.no_grad()
 def test_unfused_steps() -> None:
-    model = stirred()
+    model = randomised_qsv()
     before = model(IMAGES)
     with unfused_steps(model):
         assert not runs_fused(model, IMAGES)
@@ -174,9 +174,9 @@ def test_unfused_steps() -> None:
 
 
 def test_every_part_is_timed(digits: Dataset) -> None:
-    model = stirred()
+    model = randomised_qsv()
     seconds = time_parts(model, IMAGES)
     assert set(seconds) == {part for part, _, _ in timed_methods(model)} | {"rest"}
     assert all(seconds[part] > 0 for part in ("perturbation", "kernel", "Hamilton block"))
     assert diagnose(model, digits, only=["parts"])["parts"]["note"] == FUSED_NOTE
-    assert diagnose(stirred(backend="factored"), digits, only=["parts"])["parts"]["note"] is None
+    assert diagnose(randomised_qsv(backend="factored"), digits, only=["parts"])["parts"]["note"] is None

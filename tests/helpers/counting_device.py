@@ -62,7 +62,7 @@ def count(kind: str, name: str, number: int = 1) -> None:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """In place of `torch.profiler.record_function`: count the launches of a part of the step."""
+    """Replacement of `torch.profiler.record_function` that counts the launches of a part of the step."""
     current.append(name.removeprefix("quatsphere::"))
     try:
         yield

@@ -48,7 +48,7 @@ def test_weights_are_padded_with_zeros() -> None:
     assert not real[..., 8:].any()
 
 
-def test_real_packed_weights_of_the_weights() -> None:
+def test_packed_weights_are_the_real_matrices_of_the_quaternions() -> None:
     up, down = torch.randn(3, 5, 2, 4), torch.randn(3, 2, 5, 4)
     sizes, packed_weights = feed_forward.feed_forward_arguments(1, up, down, False, 1.0)
     conjugated = Q.conjugate(up).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What compiling a kernel costs, counted: inner functions are translated with their entry point only."""
+"""Cost of compiling a kernel, counted: inner functions are translated with their entry point only."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_opcheck(cross: bool) -> None:
 @pytest.mark.parametrize("heads", [3, 8])
 @pytest.mark.parametrize("cross", [False, True])
 def test_inference_cache_notices_changed_parameters(cross: bool, heads: int, strided: bool) -> None:
-    """For few heads, whose vertices share vectors, and for base quaternions that are no contiguous array as well."""
+    """Also for few heads, where vertices share vectors, and for base quaternions that are not contiguous."""
     step, rules = make(5, (2, 12, heads, 2, 4), cross, False), ("alignment", "sandwich")
     if strided:
         step["bases"] = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in step["bases"]]

@@ -88,7 +88,7 @@ def test_autocast_inputs_are_widened_at_the_border() -> None:
         ({"routing": "geometric", "target_directions": None}, "geometric' needs target_directions"),
     ],
 )
-def test_bad_arguments_say_the_rule(change: dict[str, object], message: str) -> None:
+def test_bad_arguments_state_the_rule(change: dict[str, object], message: str) -> None:
     problem = make_problem(5, (2, 9, 7, 4, 3, 2))
     arguments = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)} | change
     if "beta" in change or "keep" in change:  # under pytest jaxtyping checks shapes first: check the inputs themselves

@@ -52,7 +52,7 @@ def test_refused_on_a_cpu() -> None:
 
 
 @pytest.mark.skipif(gpu_attention.built_for_gpus(), reason="this torch was built for GPUs")
-def test_without_a_torch_for_gpus_triton_is_not_blamed() -> None:
+def test_a_torch_built_without_gpus_is_named_as_the_reason() -> None:
     reason = "this torch was built without CUDA and ROCm; pytorch.org has builds for GPUs"
     assert backends.explain_backend("auto", "cuda:0") == ("factored", reason)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What the Triton kernels cost, without a GPU: compiled for three architectures, in budgets that may only fall.
+"""Cost of the Triton kernels, without a GPU: compiled for three architectures, within budgets that may only fall.
 
 Paper size: 16 neighbours, 16 heads of 4 channels, masks hashed in the kernels. Instructions are those of all warps for
 one vertex; a loop over edges counts as often as 16 edges need, that of the residual twice. With `-s` the table of

@@ -196,7 +196,7 @@ def test_a_gradient_taken_in_forward_mode(name: str) -> None:
 
 
 @pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
-def test_a_fused_backend_by_name_says_so_in_one_line() -> None:
+def test_a_fused_backend_by_name_refuses_forward_mode_in_one_line() -> None:
     _, (target, source, features, beta, *_) = OPERATIONS["attention"]
 
     def call(x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def numbers(like: Tensor, seed: int) -> Tensor:
     return 0.1 * torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype)
 
 
-class Subject:
+class FunctionalModel:
     """A model in float64 as a function of its parameters and images."""
 
     def __init__(self, name: str) -> None:
@@ -57,36 +57,36 @@ class Subject:
 
 
 @pytest.fixture(params=MODELS)
-def subject(request: pytest.FixtureRequest) -> Subject:
-    return Subject(request.param)
+def functional(request: pytest.FixtureRequest) -> FunctionalModel:
+    return FunctionalModel(request.param)
 
 
-def test_forward_mode_agrees_with_reverse_mode(subject: Subject) -> None:
+def test_forward_mode_agrees_with_reverse_mode(functional: FunctionalModel) -> None:
     """⟨u, J t⟩ = ⟨Jᵀ u, t⟩ for the default backend, whose gradients are fused; also while gradients are off."""
-    turn = numbers(subject.images, 100)
-    out, tangent = jvp(subject, (subject.parameters, subject.images), (subject.along, turn))
+    turn = numbers(functional.images, 100)
+    out, tangent = jvp(functional, (functional.parameters, functional.images), (functional.along, turn))
     with torch.no_grad():
-        subject(subject.parameters, subject.images)
-        again = jvp(subject, (subject.parameters, subject.images), (subject.along, turn))[1]
+        functional(functional.parameters, functional.images)
+        again = jvp(functional, (functional.parameters, functional.images), (functional.along, turn))[1]
     assert torch.allclose(tangent, again, rtol=1e-12)
-    leaves = {part: p.clone().requires_grad_() for part, p in subject.parameters.items()}
-    images, probe = subject.images.clone().requires_grad_(), numbers(out, 101)
-    fused = subject(leaves, images)
+    leaves = {part: p.clone().requires_grad_() for part, p in functional.parameters.items()}
+    images, probe = functional.images.clone().requires_grad_(), numbers(out, 101)
+    fused = functional(leaves, images)
     assert torch.allclose(fused, out, atol=1e-12)
     gradients = torch.autograd.grad((fused * probe).sum(), [*leaves.values(), images], allow_unused=True)
-    pairs = zip(gradients, [*subject.along.values(), turn], strict=True)
+    pairs = zip(gradients, [*functional.along.values(), turn], strict=True)
     expected = sum((g * t).sum() for g, t in pairs if g is not None)
     assert torch.allclose((tangent * probe).sum(), torch.as_tensor(expected), rtol=1e-9)
     assert tangent.abs().max() > 1e-4
 
 
-def test_hessian_both_ways(subject: Subject) -> None:
+def test_hessian_both_ways(functional: FunctionalModel) -> None:
     """tᵀ H t: forward over reverse by `torch.func`, and reverse over fused reverse."""
-    along = subject.along
-    turned = jvp(grad(subject.energy), (subject.parameters,), (along,))[1]
-    leaves = {part: p.clone().requires_grad_() for part, p in subject.parameters.items()}
+    along = functional.along
+    turned = jvp(grad(functional.energy), (functional.parameters,), (along,))[1]
+    leaves = {part: p.clone().requires_grad_() for part, p in functional.parameters.items()}
     gradients = torch.autograd.grad(
-        subject.energy(leaves), list(leaves.values()), create_graph=True, materialize_grads=True
+        functional.energy(leaves), list(leaves.values()), create_graph=True, materialize_grads=True
     )
     total = torch.stack([(g * t).sum() for g, t in zip(gradients, along.values(), strict=True)]).sum()
     again = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)

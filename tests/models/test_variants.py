@@ -28,7 +28,7 @@ ALL = [*QSV_VARIANTS, *ATTENTION_VARIANTS, "resnet20"]
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_gradients_reach_what_the_variant_says(variant: str) -> None:
+def test_gradients_reach_exactly_the_declared_parameters(variant: str) -> None:
     """Two steps with the task loss alone, batch 1 and 2: no gradient exactly where declared, finite elsewhere."""
     model = build(variant).double()
     silent = set(model.unreachable_parameters())
@@ -92,7 +92,7 @@ def test_seeds_differ() -> None:
 
 
 def test_frozen_identity_equals_both_roles_off() -> None:
-    """Models: the identity field makes every transport and routing coincide with uniform averaging of x."""
+    """With the identity field every transport and routing is uniform averaging of x."""
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     outputs = []
     for changes in (

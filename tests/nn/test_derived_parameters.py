@@ -1,4 +1,4 @@
-"""What steps derive from parameters alone: together as one by one, values and gradients."""
+"""Tensors that steps derive from parameters: computed together or one by one, values and gradients are equal."""
 
 from __future__ import annotations
 

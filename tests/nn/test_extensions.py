@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.literal_model import DEMO, stirred
+from helpers.literal_model import DEMO, randomised_qsv
 from measures import relative_error
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_built_in_rule_written_out_gives_the_same_model(changes: dict[str, Any], backend: str) -> None:
     """Equal logits and gradients, in training with dropout as well."""
-    ours, built_in = (stirred(backend=backend, **rules).double().train() for rules in (changes, {}))
+    ours, built_in = (randomised_qsv(backend=backend, **rules).double().train() for rules in (changes, {}))
     keys, found = torch.tensor([3, 5]), []
     for model in (ours, built_in):
         logits = model(IMAGES, sample_keys=keys)
@@ -114,7 +114,7 @@ def test_modules_own_parameters_in_every_step() -> None:
 
 @torch.no_grad()
 def test_a_trace_has_the_weights_of_the_rule() -> None:
-    model = stirred(routing="sharpened").double()
+    model = randomised_qsv(routing="sharpened").double()
     logits, trace = model(IMAGES, return_trace=True)
     assert torch.allclose(logits, model(IMAGES))
     target, source, graph = (trace[name][1] for name in ("field", "source_field", "neighbours"))
@@ -125,7 +125,7 @@ def test_a_trace_has_the_weights_of_the_rule() -> None:
 
 @torch.no_grad()
 def test_interventions_reach_a_registered_transport() -> None:
-    model, identity = stirred(transport="literal").double(), stirred(transport="identity").double()
+    model, identity = randomised_qsv(transport="literal").double(), randomised_qsv(transport="identity").double()
     before, every = model(IMAGES), torch.ones(4, dtype=torch.bool)
     with transport_off(model_steps(model), every):
         assert relative_error(model(IMAGES), identity(IMAGES)) < 1e-12
@@ -133,7 +133,9 @@ def test_interventions_reach_a_registered_transport() -> None:
 
 
 def test_every_section_of_a_diagnosis() -> None:
-    sections = diagnose(stirred(routing="sharpened", transport="scaled"), load_dataset("digits"), images=8, seed=1)
+    sections = diagnose(
+        randomised_qsv(routing="sharpened", transport="scaled"), load_dataset("digits"), images=8, seed=1
+    )
     assert [name for name, section in sections.items() if isinstance(section, dict) and "absent" in section] == [
         "training"
     ]

@@ -39,7 +39,7 @@ def test_self_excluded_among_vertices_that_coincide() -> None:
     found = nb.nearest_others(points, 2)
     assert (found != torch.arange(6)[:, None]).all()
     assert found.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1], [0, 1]]
-    with pytest.raises(ConfigError, match="shell 1 wants k=4 neighbours but a source shell has only 3 other vertices"):
+    with pytest.raises(ConfigError, match="shell 1 needs k=4 neighbours but a source shell has only 3 other vertices"):
         Layout(sphere_shells(4, 1, (1.0, 0.4), False), self_neighbour=False)
 
 
@@ -128,5 +128,5 @@ def test_any_point_set_is_a_layout() -> None:
 
 
 def test_impossible_neighbours_name_the_shell() -> None:
-    with pytest.raises(ConfigError, match="shell 2 wants k=6 neighbours but a source shell has only 5"):
+    with pytest.raises(ConfigError, match="shell 2 needs k=6 neighbours but a source shell has only 5"):
         Layout(sphere_shells(5, 2, (1.0, 0.4), False))

@@ -60,7 +60,7 @@ def test_invariant_to_a_global_rotation(routing: str, transport: str) -> None:
     assert torch.allclose(attention(X, GRAPH), before, rtol=1e-10, atol=1e-12)
 
 
-def test_bad_arguments_say_the_rule() -> None:
+def test_bad_arguments_state_the_rule() -> None:
     with pytest.raises(ConfigError, match="dim must be a positive multiple of 4 \\* heads = 12: got 20"):
         QuaternionAttention(20, 3)
     with pytest.raises(ConfigError, match="'geometric' needs positions"):

@@ -181,7 +181,7 @@ def test_edge_index_in_place_of_neighbours_names_the_conversion() -> None:
         QuaternionAttention(dim=24, heads=3, vertices=9)(torch.randn(1, 9, 24), EDGES)
 
 
-def test_knn_stays_in_its_cloud_and_settles_ties() -> None:
+def test_knn_stays_in_its_cloud_and_orders_ties() -> None:
     batch = torch.tensor([0, 1, 0, 1, 0, 0, 2, 1, 0])
     found = knn(POINTS, 3, batch)
     assert (found[6] == -1).all()
@@ -249,7 +249,7 @@ def test_an_empty_batch_has_an_empty_result(graph: Tensor) -> None:
 @given(st.integers(0, 2**31), st.integers(3, 8), st.sampled_from(["absolute", "uniform"]))
 @settings(max_examples=25, deadline=None)
 def test_with_local_frames_the_layer_is_invariant_to_rotation(seed: int, k: int, routing: str) -> None:
-    """The graph, frames and features of a rotated cloud are computed anew; the output is the same at 1e-6."""
+    """The graph, frames and features of a rotated cloud are recomputed; the output is the same at 1e-6."""
     generator = torch.Generator().manual_seed(seed)
     clouds = torch.randn(4, 30, 3, generator=generator, dtype=torch.float64)
     layer = QuaternionConv(3 * k, 8, heads=2, routing=routing).double()

@@ -1,4 +1,4 @@
-"""Readings of the paper and controls: whole steps equal the formula written out here, values and gradients."""
+"""Interpretations of the paper and controls: whole steps equal the formula written out here, values and gradients."""
 
 from __future__ import annotations
 

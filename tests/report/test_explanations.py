@@ -17,6 +17,6 @@ def test_every_chart_and_table_is_explained() -> None:
     )
 
 
-def test_models_are_introduced() -> None:
+def test_every_view_has_an_introduction_of_three_sentences() -> None:
     assert set(VIEW_INTRODUCTIONS) < set(INTRODUCTIONS)
     assert all(text.count(". ") == 2 for text in VIEW_INTRODUCTIONS.values())

@@ -85,7 +85,7 @@ def test_a_field_of_another_type_is_one_line(name: str, run: Path) -> None:
     assert all(name in message and "\n" not in message for message in messages)
 
 
-def test_older_results_are_read_and_said(run: Path) -> None:
+def test_older_results_are_read_with_a_note(run: Path) -> None:
     notes: list[str] = []
     folder = RunFolder(run, notes.append)
     result = folder.read_result()

@@ -186,7 +186,7 @@ def test_camera_fits_the_target_shell(views: dict[str, View], visit: Callable[..
 
 
 def test_play_walks_through_the_steps(views: dict[str, View], visit: Callable[..., Any]) -> None:
-    """Every 1.4 s the next step, from the first again after the last, until it is paused or a step is chosen."""
+    """The step changes every 1.4 s, cyclically, until it is paused or a step is chosen."""
     page = visit(views["sphere"][0])
     page.clock.install()
     steps = []

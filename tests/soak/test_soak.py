@@ -60,7 +60,7 @@ def test_finished_rows_are_skipped(two: list[str], tmp_path: Path, capsys: pytes
 
 
 def test_all_promises_fit_into_an_hour_of_two_cores() -> None:
-    """As measured or estimated, with a third of the time to spare."""
+    """By measured or estimated times, with a third of the hour to spare."""
     assert sum(promise.seconds for promise in PROMISES.values()) < 2 * 60 * 60 * 2 / 3
 
 

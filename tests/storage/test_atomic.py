@@ -108,7 +108,7 @@ def test_full_disk_states_needed_and_free_space(small_disk: Path) -> None:
     (small_disk / "filler").unlink()
     atomic.write_bytes(small_disk / "file", bytes(900_000))
     with pytest.raises(
-        ResourceError, match=r"^no room for 2 checkpoints \(5.0 MB needed, 0.1 MB free on .*\); free some space$"
+        ResourceError, match=r"^no space for 2 checkpoints \(5.0 MB needed, 0.1 MB free on .*\); free some space$"
     ):
         atomic.require_space("2 checkpoints", small_disk, 5_000_000)
     atomic.require_space("2 checkpoints", small_disk / "not yet there", 1000)

@@ -127,7 +127,7 @@ def test_files_that_can_never_be_written_are_refused_at_the_start(run: RunFolder
         path.symlink_to("/dev/zero" if kind == "device" else path.name)
     what = "folder" if name == "checkpoints" else "file"
     with pytest.raises(
-        ResourceError, match=rf"{name} is no {what}\); move it away or use another --run-dir$"
+        ResourceError, match=rf"{name} is not a {what}\); move it away or use another --run-dir$"
     ) as refused:
         run.claim(resume=True)
     assert refused.value.exit_code == 6
@@ -243,7 +243,7 @@ def test_metrics_that_are_no_file_are_refused(run: RunFolder, kind: str) -> None
     else:
         run.metrics.mkdir()
     for resume in (True, False):
-        with pytest.raises(ResourceError, match=r"metrics\.jsonl is no file\); move it away"):
+        with pytest.raises(ResourceError, match=r"metrics\.jsonl is not a file\); move it away"):
             run.claim(resume=resume)
 
 

@@ -36,7 +36,7 @@ def test_unseal_is_the_inverse_of_seal(fields: dict[str, Any]) -> None:
 
 
 def test_no_flipped_bit_gives_other_fields() -> None:
-    """Every bit of the file: refused, or, if the name of the seal's field was hit, the format refuses it."""
+    """A flip of any bit is detected by the seal or, in the name of the seal's field, by the format."""
     data = seal(FIELDS)
     for place in range(8 * len(data)):
         changed = bytearray(data)
@@ -45,7 +45,7 @@ def test_no_flipped_bit_gives_other_fields() -> None:
             unseal_any(bytes(changed), sealed_since=2)
 
 
-def test_older_files_are_read_and_said(tmp_path: Path) -> None:
+def test_older_files_are_read_and_reported_as_unsealed(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"format": 1, "a": 1}))
     assert read_sealed(path, 1000, 2) == ({"format": 1, "a": 1}, False)

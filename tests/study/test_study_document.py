@@ -88,8 +88,8 @@ def test_the_page_has_no_line_for_every_seed(lite: Results) -> None:
 
 def test_the_page_states_length_and_reproduced_accuracies(lite: Results) -> None:
     text = PAGE.read_text(encoding="utf-8").split("what is undecided\n\n")[1].split("\n")[0]
-    assert text.startswith("Measured after 40,000 images, when QSV is right on 41.6 % of the test images")
-    assert "softmax regression on the same samples on 38.8 %" in text
+    assert text.startswith("Measured after 40,000 training images, when QSV has a test accuracy of 41.6 %")
+    assert "softmax regression on the same samples reaches 38.8 %" in text
     assert text.endswith("No accuracy of the paper has been reproduced yet.")
 
 
@@ -128,11 +128,13 @@ def test_the_headline_counts_images_and_accuracies(tmp_path: Path) -> None:
     evidence = Evidence(records)
     found = decide(CLAIMS, records)
     text = accuracy_headline(Results(tmp_path), evidence, found)
-    assert "after 22,500,000 images, when QSV is right on 86.0 %" in text
+    assert "after 22,500,000 training images, when QSV has a test accuracy of 86.0 %" in text
     assert "of the paper's 19 accuracies are reproduced" in text
     assert "softmax" not in text
     (tmp_path / "linear.json").write_text('{"test": 0.388}')
-    assert "softmax regression on the same samples on 38.8 %" in accuracy_headline(Results(tmp_path), evidence, found)
+    assert "softmax regression on the same samples reaches 38.8 %" in accuracy_headline(
+        Results(tmp_path), evidence, found
+    )
 
 
 def test_claims_are_counted_by_kind() -> None:

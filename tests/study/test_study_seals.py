@@ -1,4 +1,4 @@
-"""Cells are sealed: a changed bit or a wrong type is refused by name; cells of older versions are read and said."""
+"""Cells are sealed: a changed bit or a wrong type is refused by name; cells of older versions are read with a note."""
 
 from __future__ import annotations
 

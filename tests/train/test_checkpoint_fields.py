@@ -24,7 +24,7 @@ Damage = Callable[[Checkpoint], object]
 
 
 def moment(end: str) -> Callable[[Checkpoint], str]:
-    """Name of the first tensor of the optimiser's state that ends so."""
+    """Name of the first tensor of the optimiser's state with this ending."""
     return lambda c: next(name for name in c.state if name.endswith(end))
 
 

@@ -43,7 +43,7 @@ def limit_files(size: int) -> None:
 
 
 class FullDisk(Reporter):
-    """From a step on the disk is full for tensors; after some notes there is space again."""
+    """Reporter that makes the disk full for tensors from a step on, and frees it after some notes."""
 
     def __init__(self, step: int, notes: int) -> None:
         self.at, self.notes = step, notes
@@ -203,5 +203,5 @@ def test_thirty_levels_of_a_full_disk(
 @pytest.mark.slow
 def test_disk_without_space_for_checkpoints_is_refused_at_the_start(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(3_900_000))
-    with pytest.raises(ResourceError, match="no room for 4 checkpoints"):
+    with pytest.raises(ResourceError, match="no space for 4 checkpoints"):
         train(config(), small_disk / "run")

@@ -53,7 +53,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a second process pushed, pulled and refused, and what the Hub saw."""
+    """Results of a second process that pushes and pulls models, and the requests that the Hub received."""
     folder = shipped_models()["digits-qsv"]
     good = {name: (folder / name).read_bytes() for name in MODEL_FILES}
     flipped = bytearray(good[MODEL_WEIGHTS])

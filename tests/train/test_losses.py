@@ -128,7 +128,7 @@ def test_auxiliary_terms_by_name_with_coefficients() -> None:
     assert auxiliary.terms()["head_diversity"].item() == pytest.approx(0.01 * mean)
 
 
-def test_stored_fields_do_not_change_with_the_field() -> None:
+def test_stored_fields_are_copies() -> None:
     config = tiny_config()
     model = build_model(config.model)
     auxiliary = AuxiliaryLosses(model, model.parameter_roles(), config.train)

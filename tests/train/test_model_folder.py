@@ -156,7 +156,7 @@ def test_files_larger_than_stated_are_not_read(copy: Path) -> None:
         load(copy)
 
 
-def test_a_newer_format_names_the_cure(copy: Path) -> None:
+def test_a_newer_format_names_the_remedy(copy: Path) -> None:
     reseal(copy, lambda config: config.update(format=99))
     with pytest.raises(CheckpointError, match=r"format 99.*upgrade quatsphere"):
         load(copy)
@@ -191,7 +191,7 @@ def test_levels_up_to_255_and_up_to_1_are_classified_alike() -> None:
     assert pixels.grad.abs().sum() > 0
 
 
-def test_every_model_in_the_box_loads_and_has_a_card() -> None:
+def test_every_bundled_model_loads_and_has_a_card() -> None:
     names = shipped_models()
     assert "digits-qsv" in names
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*")) <= 5_000_000

@@ -137,8 +137,8 @@ def test_weights_that_fit_are_carried_over_bit_for_bit() -> None:
     start_from(fresh, "digits-qsv", source.classes, notes.append)
     given = source.model.state_dict()
     assert all(torch.equal(value, given[name]) for name, value in fresh.state_dict().items())
-    assert notes[0] == "carried over from digits-qsv: 38,543 of 38,543 parameters"
-    assert notes[1].startswith("starts anew: nothing; ")
+    assert notes[0] == "copied from digits-qsv: 38,543 of 38,543 parameters"
+    assert notes[1].startswith("initialised: nothing; ")
 
 
 def test_a_classifier_of_other_classes_starts_anew() -> None:

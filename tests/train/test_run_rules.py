@@ -38,7 +38,7 @@ def finished(unchecked: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state_of(folder: Path) -> dict[str, int]:
-    """Every file with its modification time."""
+    """Return every file with its modification time."""
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 

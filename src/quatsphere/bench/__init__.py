@@ -1,1 +1,1 @@
-"""Speed, memory and how both grow: every figure from one process, contenders interleaved, ratios first."""
+"""Benchmarks of speed, memory and scaling; candidates run interleaved in one process and are compared by ratios."""

@@ -1,7 +1,7 @@
 """Training steps and inference of QSV and of its matched baseline on a GPU: time, launches, host waits, memory.
 
-`quatsphere bench gpu` runs on machines of people who can report what a GPU does: a variant that fails is a row of its
-own, and `summary` is one paragraph to paste into an issue.
+`quatsphere bench gpu` is meant for users who can report results of a GPU: a variant that fails is listed with its error
+and does not stop the others, and `summary` is a paragraph to paste into an issue.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cuda:
         return count_calls([event.name for event in record.events() or []])
 
     def peak_mb(self, run: Pass) -> float:
-        """Megabytes that are allocated at most during a pass."""
+        """Peak of allocated memory during a pass, in megabytes."""
         torch.cuda.reset_peak_memory_stats(self.device)
         run()
         return torch.cuda.max_memory_allocated(self.device) / 1e6
@@ -106,7 +106,7 @@ def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[st
                 made = make(name)
                 made()
                 made()
-            except Exception as error:  # whatever a stranger's machine does is the result
+            except Exception as error:  # any failure on this machine is part of the result
                 message = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
                 found["gpu_failures"].append({"subject": subject, "variant": name, "error": message[:300]})
             else:

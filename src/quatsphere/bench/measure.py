@@ -168,7 +168,7 @@ def measure_kernel(settings: BenchSettings, report: Callable[[str], None]) -> Su
 
 
 def measure_step(settings: BenchSettings, report: Callable[[str], None]) -> SubjectRows:
-    """Training steps; a tenth of a repulsion is added for models whose vertices move, every tenth step being due."""
+    """Training steps; a tenth of a repulsion step is added if vertices move, because it runs every tenth step."""
     batch = settings.batch or 64
     names = step.variants(compiled=settings.compiled, bf16=settings.bf16)
     steps = {name: step.TrainingStep(name, batch, **settings.overrides) for name in names}

@@ -88,7 +88,7 @@ def variants(*, compiled: bool = False, bf16: bool = False) -> list[str]:
 
 
 class TrainingStep:
-    """`OptimisationStep` on one batch of random images; repulsion, due every tenth step, is `repulse`."""
+    """`OptimisationStep` on one batch of random images; repulsion, which runs every tenth step, is `repulse`."""
 
     def __init__(self, variant: str, batch: int, *, device: torch.device = CPU, **overrides: Any) -> None:
         self.model = model = build(variant, **overrides).to(device)
@@ -108,7 +108,7 @@ class TrainingStep:
         self.step += 1
 
     def repulse(self) -> None:
-        """The repulsion of a step on which it is due, with the graphs it moves."""
+        """Apply one repulsion step and update the graphs."""
         repel(self.positions, 0, TOTAL, OptimConfig())
         self.model.constrain()
 
@@ -169,9 +169,9 @@ def profiled(run: Pass, steps: int = 2) -> list[dict[str, Any]]:
             at = at.cpu_parent
         group = group_of(names)
         spent[group] = spent.get(group, 0.0) + event.self_cpu_time_total / 1000 / steps
-    whole = sum(spent.values())
+    total = sum(spent.values())
     ordered = sorted(spent.items(), key=lambda part: -part[1])
-    return [{"part": part, "ms": ms, "share": ms / whole} for part, ms in ordered]
+    return [{"part": part, "ms": ms, "share": ms / total} for part, ms in ordered]
 
 
 STENCIL = 25

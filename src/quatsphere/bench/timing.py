@@ -49,7 +49,7 @@ def best_and_median(laps: Sequence[float]) -> dict[str, float]:
 
 
 def resident_bytes() -> tuple[int, int]:
-    """Resident memory of this process (now, peak); the peak twice where only that is known."""
+    """Resident memory of this process (now, peak); the peak for both where the current value is unknown."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         now, peak = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))

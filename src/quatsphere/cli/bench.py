@@ -1,4 +1,4 @@
-"""quatsphere bench [kernel|step|inference|scaling|graphs|gpu]: speed, memory and how they grow, on this machine."""
+"""quatsphere bench [kernel|step|inference|scaling|graphs|gpu]: measure speed, memory and scaling on this machine."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from quatsphere.cli.parser import Parser, at_least
 from quatsphere.errors import ConfigError
 
 _EPILOG = """\
-Candidates run in turn, round after round, in one process; the warm-up is not counted. Peak memory is
-what one pass adds to a fresh process. graphs compares QuaternionConv with layers of PyTorch Geometric
+Candidates run interleaved in one process; warm-up rounds are not counted. Peak memory is what one
+pass adds to a fresh process. graphs compares QuaternionConv with layers of PyTorch Geometric
 (pip install 'quatsphere[graphs]'); on a busy machine use --threads 1 and its CPU times. gpu measures both
-models on a CUDA or ROCm GPU, eager and compiled, and ends with a paragraph for an issue.
-docs/performance.md has more, and the schema of the JSON."""
+models on a CUDA or ROCm GPU, eager and compiled, and prints a summary to paste into an issue.
+docs/performance.md has the method and the schema of the JSON."""
 SUBJECTS = ("kernel", "step", "inference", "scaling")
 ON_REQUEST = ("graphs", "gpu")
 """Subjects that run only when named: they need further packages or a GPU."""
 GPU_JSON = "quatsphere-gpu.json"
-"""File for the figures of a GPU unless another is named."""
+"""Default file for the numbers of a GPU."""
 
 
 def run(words: list[str]) -> int:
     """Measure, print, compare and save."""
     parser = Parser(prog="quatsphere bench", description=__doc__, epilog=_EPILOG)
     parser.add_argument(
-        "subject", nargs="?", choices=SUBJECTS + ON_REQUEST, help="one alone (default: all but graphs and gpu)"
+        "subject", nargs="?", choices=SUBJECTS + ON_REQUEST, help="what to measure (default: all but graphs and gpu)"
     )
     number = at_least(1)
-    parser.add_argument("--json", metavar="FILE", help="save the figures; 'quatsphere figures --bench FILE' draws them")
-    parser.add_argument("--compare", metavar="FILE", help="show this run beside saved figures")
+    parser.add_argument("--json", metavar="FILE", help="save the numbers; 'quatsphere figures --bench FILE' draws them")
+    parser.add_argument("--compare", metavar="FILE", help="compare with numbers saved by --json")
     parser.add_argument(
         "--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256; 128 on a GPU]"
     )
-    parser.add_argument("--size", choices=("paper", "lite", "study"), default="paper", help="of the models [paper]")
-    parser.add_argument("--rounds", type=number, metavar="N", default=20, help="interleaved rounds that count [20]")
+    parser.add_argument("--size", choices=("paper", "lite", "study"), default="paper", help="model size [paper]")
+    parser.add_argument("--rounds", type=number, metavar="N", default=20, help="number of timed rounds [20]")
     parser.add_argument("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")
     parser.add_argument("--compile", action="store_true", help="add torch.compile'd rows (needs a C++ compiler)")
-    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes processes")
-    parser.add_argument("--vertices", type=number, nargs="+", metavar="N", help="sizes of scaling [1,280 to 100,000]")
-    parser.add_argument("--nodes", type=number, nargs="+", metavar="N", help="nodes of graphs [256 to 16,384]")
-    parser.add_argument("--degree", type=number, nargs="+", metavar="N", help="neighbours per node of graphs [4 to 64]")
-    parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension of scaling [256]")
-    parser.add_argument("--picture", metavar="FILE", help="draw the scaling (SVG, PDF or PNG)")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory (faster)")
+    parser.add_argument("--vertices", type=number, nargs="+", metavar="N", help="sizes for scaling [1,280 to 100,000]")
+    parser.add_argument("--nodes", type=number, nargs="+", metavar="N", help="nodes for graphs [256 to 16,384]")
+    parser.add_argument("--degree", type=number, nargs="+", metavar="N", help="degrees for graphs [4 to 64]")
+    parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension for scaling [256]")
+    parser.add_argument("--picture", metavar="FILE", help="draw the results of scaling (SVG, PDF or PNG)")
     args = parser.parse_args(words)
     if args.subject == "gpu":
         args.json = args.json or GPU_JSON
     for path in filter(None, (args.json, args.picture)):
         if not Path(path).parent.is_dir():
-            raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; make it or use another")
+            raise ConfigError(f"no folder {str(Path(path).parent)!r} for {path}; create it or use another")
     before = _read(args.compare) if args.compare else None
     record = _measure(args)
     from quatsphere.bench.tables import print_comparison, print_record

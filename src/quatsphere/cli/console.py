@@ -105,7 +105,7 @@ class RobustStderr(io.TextIOBase):
 
 
 class Bars(RichProgress):
-    """Bars whose times exclude compilations; a spinner below them shows that one is running."""
+    """Progress bars whose times exclude compilation; a spinner below them is shown while kernels are compiled."""
 
     shown: ClassVar[set[Bars]] = set()
     """Bars on the screen."""

@@ -1,4 +1,4 @@
-"""quatsphere data get|verify|preview|cache: download data, check them, draw what is sampled, empty the cache."""
+"""quatsphere data get|verify|preview|cache: download or check data, draw samples, manage the cache."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ def run(words: list[str]) -> int:
     """Run `get`, `verify`, `preview` or `cache`."""
     parser = Parser(prog="quatsphere data", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="get|verify|preview|cache")
-    get = actions.add_parser("get", help="download with checksum; an interrupted download is resumed")
-    get.add_argument("name", choices=tuple(CIFARS))
+    text = "download and verify an archive; an interrupted download is resumed"
+    get = actions.add_parser("get", help=text, description=text)
+    get.add_argument("name", choices=tuple(CIFARS), help="data set")
     get.add_argument(
         "-o", "--output", metavar="DIR", help="folder to download to (default: the one that training searches)"
     )
     get.add_argument("--url", help="another address of the same file (or QUATSPHERE_URL)")
-    for action, text in (("verify", "check a copy: counts, content, duplicates"), ("preview", "draw what is sampled")):
+    texts = {
+        "verify": "check a copy of the data: counts, content, duplicates",
+        "preview": "draw an image and the samples that the first shell takes of it",
+    }
+    for action, text in texts.items():
         add_read_options(actions.add_parser(action, help=text, description=text))
     preview = actions.choices["preview"]
     preview.add_argument("-o", "--output", default="preview.png", help="picture to write (default preview.png)")
-    preview.add_argument("--index", type=at_least(0), metavar="N", default=0, help="which training image (default 0)")
-    preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere", help="default: sphere")
-    cache = actions.add_parser("cache", help="place and size of the cache; --clear deletes decoded images")
+    preview.add_argument("--index", type=at_least(0), metavar="N", default=0, help="index of the training image [0]")
+    preview.add_argument("--layout", choices=("sphere", "plane"), default="sphere", help="shape of the shells [sphere]")
+    text = "show location and size of the cache; --clear deletes decoded images"
+    cache = actions.add_parser("cache", help=text, description=text)
     cache.add_argument("--clear", action="store_true", help="delete decoded images; they are decoded again when needed")
     cache.add_argument("--downloads", action="store_true", help="with --clear: delete downloaded files too")
     add_json(cache)
@@ -40,11 +46,15 @@ def run(words: list[str]) -> int:
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select and read the data."""
-    parser.add_argument("name", choices=tuple(DATASETS))
+    parser.add_argument("name", choices=tuple(DATASETS), help="data set")
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="file or folder, as in training")
-    parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to this")
+    parser.add_argument("--data.image_size", dest="image_size", type=at_least(1), metavar="N", help="resize to N x N")
     parser.add_argument(
-        "--data.fit", dest="fit", choices=("crop", "squash"), default="crop", help="images that are not square [crop]"
+        "--data.fit",
+        dest="fit",
+        choices=("crop", "squash"),
+        default="crop",
+        help="if images are not square [crop]",
     )
     parser.add_argument(
         "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"

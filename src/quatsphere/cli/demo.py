@@ -1,7 +1,7 @@
-"""quatsphere demo: train QSV on the embedded digits, measure it, and leave pages to look at.
+"""quatsphere demo: train QSV on the embedded digits, diagnose it, and write four pages about it.
 
-A report, a 3-D view, live.html (draw a digit, the page runs the trained model) and photo.html (a model trained on
-CIFAR-10 looks at a photograph, and at yours).
+report.html, view.html (the shells in 3-D), live.html (draw a digit; the page runs the trained model) and photo.html (a
+model trained on CIFAR-10 classifies a photograph, or pictures of yours).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from rich.console import Console
 from quatsphere.cli.parser import SettingsParser, add_json, add_open, open_page
 
 PHOTO_MODEL = "cifar10-qsv"
-"""Model in the box that looks at a photograph."""
+"""Bundled model that classifies a photograph."""
 DIAGNOSED = 64
 """Number of validation images that the demo traces for its diagnosis."""
 
 
 def run(words: list[str]) -> int:
-    """Train the demo preset and show it."""
+    """Train the demo preset and write its pages."""
     parser = SettingsParser(
         prog="quatsphere demo",
         usage="quatsphere demo [--run-dir DIR] [--open] [--GROUP.FIELD X]",
         description=__doc__,
-        epilog="any --GROUP.FIELD VALUE of 'quatsphere train' works too",
+        epilog="Any --GROUP.FIELD VALUE of 'quatsphere train' can be added.",
         preset="demo",
     )
     parser.add_argument(

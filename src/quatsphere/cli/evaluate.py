@@ -13,7 +13,7 @@ def run(words: list[str]) -> int:
     """Evaluate a run on one split of its data."""
     parser = Parser(prog="quatsphere evaluate", description=__doc__)
     add_run(parser)
-    parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="default: test")
+    parser.add_argument("--split", choices=("test", "val", "train"), default="test", help="split to evaluate [test]")
     add_data_root(parser)
     add_json(parser)
     args = parser.parse_args(words)

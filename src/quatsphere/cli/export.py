@@ -1,6 +1,6 @@
 """quatsphere export RUN --to onnx|pt2|html -o FILE: write a trained model as one file that runs without quatsphere.
 
-ONNX and pt2 take images with levels in [0, 1] and give logits; normalisation is inside. html is a page that runs a QSV
+ONNX and pt2 files map images with levels in [0, 1] to logits; normalisation is included. html is a page that runs a QSV
 in any browser, without a network: draw a digit or show it a picture. The file is compared with the model on real images
 first, and kept only if no logit differs by more than 1e-4 and every image has the same class.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEST_IMAGES = 1000
-"""Test images at most on which a file is compared with its model."""
+"""Maximum number of test images on which a file is compared with its model."""
 NOISE_IMAGES = 64
 
 

@@ -16,7 +16,7 @@ def run(words: list[str]) -> int:
         prog="quatsphere info",
         usage="quatsphere info [--preset NAME] [-c FILE] [--batch N] [--GROUP.FIELD X]",
         description=__doc__,
-        epilog="any --model.FIELD VALUE changes the model",
+        epilog="Any --model.FIELD VALUE changes the model.",
     )
     parser.add_argument(
         "--batch", type=at_least(1), metavar="N", default=128, help="batch size of the memory estimate (default 128)"

@@ -19,20 +19,20 @@ from quatsphere.runtime import compilation, disable_malloc_trimming, load_plugin
 
 VERBS = {
     "train": "train a model from a preset, a YAML file or options; resume it",
-    "evaluate": "accuracy, per-class accuracy, confusion and calibration of a run",
-    "diagnose": "measure a run: routing, field, vertices, cost, beside the paper's values",
+    "evaluate": "compute accuracy, per-class accuracy, confusion and calibration of a run",
+    "diagnose": "measure routing, field, vertices and cost of a run, beside the paper's values",
     "figures": "draw the paper's figures and others from runs and results",
-    "predict": "name the classes of image files with a trained model",
-    "export": "write a trained model as an ONNX or pt2 file that is verified first",
+    "predict": "classify image files with a trained model",
+    "export": "write a trained model as a verified ONNX or pt2 file or as an HTML page",
     "models": "list the trained models that come with the package",
     "pack": "make a model folder from a run: weights, settings, model card",
-    "data": "get, verify or preview a data set",
-    "study": "run the paper's tables, check its claims, report",
-    "info": "this machine, the kernel that it runs and why, a model's parameters",
-    "bench": "speed, memory and scaling on this machine, beside the matched baseline",
-    "report": "one page about a run or a study: numbers, figures, claims, predictions",
-    "view": "a page to rotate the shells of a trained run and inspect every vertex",
-    "demo": "train on the embedded digits and show the result",
+    "data": "download, verify or preview a data set; manage the cache",
+    "study": "train the rows of the paper's tables, test its claims",
+    "info": "describe this machine, the kernel it uses and why, and a model's parameters",
+    "bench": "measure speed, memory and scaling on this machine, beside the matched baseline",
+    "report": "write a page about a run or a study: numbers, figures, claims, predictions",
+    "view": "write a page with a 3-D view of the shells, to inspect every vertex",
+    "demo": "train on the embedded digits and write pages about the result",
 }
 
 
@@ -95,14 +95,14 @@ def take_plugins(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def translate(error: Exception) -> QuatsphereError:
-    """Describe failures of memory and disk; any other error is a bug, reported with its place in the code."""
+    """Describe failures of memory and disk; any other error is a bug, reported with its location in the code."""
     text = " ".join(str(error).split())[:120]
     if isinstance(error, MemoryError) or re.search(r"out of memory|allocate", str(error)):
         return ResourceError(f"out of memory ({text or 'the system gave no more'}); use a smaller --train.batch_size")
     if isinstance(error, OSError):
         kind = ConfigError if error.errno == errno.ENAMETOOLONG else ResourceError
-        place = "" if error.filename is None else f"{str(error.filename)!r:.120}: "
-        return kind(f"cannot read or write ({place}{error.strerror or text}); check the path and the disk")
+        path = "" if error.filename is None else f"{str(error.filename)!r:.120}: "
+        return kind(f"cannot read or write ({path}{error.strerror or text}); check the path and the disk")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}, line {frame.lineno}"
     return QuatsphereError(f"{type(error).__name__}: {text} ({where}); this is a bug: please report it with --debug")

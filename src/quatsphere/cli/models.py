@@ -1,6 +1,6 @@
 """quatsphere models: list the trained models that come with the package, with accuracy and number of test images.
 
-`quatsphere predict FILE --model NAME` uses one; `quatsphere.load(NAME)` does in Python.
+Use one with `quatsphere predict FILE --model NAME`, or in Python with `quatsphere.load(NAME)`.
 """
 
 from __future__ import annotations

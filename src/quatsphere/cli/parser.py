@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise a mistake in the words as one line."""
+        """Raise ConfigError with argparse's message as one line."""
         message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
         raise ConfigError(f"{message}; see --help")
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 def current_words(words: Sequence[str]) -> list[str]:
     """Words with current spellings, a note for each former one, and `--group.field VALUE` as `--group.field=VALUE`.
 
-    argparse takes a separate value that starts with a dash for an option; a joined one it leaves alone.
+    argparse would read a separate value that starts with a dash as an option; a joined value is accepted.
     """
     found: list[str] = []
     waiting = list(words)[::-1]
@@ -103,7 +103,7 @@ def current_words(words: Sequence[str]) -> list[str]:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return an option type for whole numbers from `minimum` on."""
+    """Return an option type for whole numbers of at least `minimum`."""
 
     def number(word: str) -> int:
         if not word.isdecimal() or int(word) < minimum:
@@ -142,7 +142,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_data_root(parser: argparse.ArgumentParser, text: str = "the data, if not where the run found it") -> None:
+def add_data_root(parser: argparse.ArgumentParser, text: str = "location of the data, if it has moved") -> None:
     """Add `--data.root`."""
     parser.add_argument("--data.root", dest="data_root", metavar="PATH", help=text)
 

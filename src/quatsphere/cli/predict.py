@@ -1,8 +1,8 @@
-"""quatsphere predict FILE... --model MODEL: name the classes of image files of any size, with probabilities.
+"""quatsphere predict FILE... --model MODEL: classify image files of any size, with probabilities.
 
 MODEL is a name that 'quatsphere models' lists, a model folder or a run; 'quatsphere predict RUN FILE...' is the same.
 
-Files that cannot be read are named after the answers for the others, and the exit code is then 3.
+Files that cannot be read are listed after the results of the others, and the exit code is then 3.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quatsphere.cli.parser import Parser, add_checkpoint, add_json, at_least
 from quatsphere.errors import ConfigError, DataError
 
 FILES_AT_ONCE = 64
-"""Files that are read before the first of them are answered."""
+"""Number of files that are read and classified at a time."""
 
 
 def run(words: list[str]) -> int:
@@ -68,7 +68,7 @@ def report_bad(bad: list[DataError]) -> int:
     for error in bad:
         note(str(error))
     if bad:
-        raise DataError(f"{len(bad)} images could not be read, see above; the others are answered")
+        raise DataError(f"{len(bad)} images could not be read, see above; the others were classified")
     return 0
 
 

@@ -385,7 +385,7 @@ def verify_cell(options: argparse.Namespace) -> int:
 
 
 def _print_table(table: Any, justify: str = "left") -> None:
-    """Print a table for people."""
+    """Print a table in the terminal."""
     from rich.console import Console
 
     from quatsphere.cli.console import number_table

@@ -16,23 +16,23 @@ from quatsphere.storage.safe_yaml import read_yaml
 
 DESCRIPTION = """\
 Train a model and test it at its best validation accuracy.
-[Brackets] hold the defaults, which are the paper's.
+Defaults, in [brackets], are the paper's.
 
-own photos, one folder per class:
+your own photos, one folder per class:
   quatsphere train --data.root my_photos
 two minutes, no download:
   quatsphere train --run-dir first-run --preset demo
-what two cores train on CIFAR-10 in ten minutes:
+CIFAR-10 on two CPU cores, ten minutes:
   quatsphere train --run-dir lite-run --preset lite --data.root cifar10.zip
-fine-tune a trained model ('quatsphere models' lists some) on own photos:
+fine-tune a trained model ('quatsphere models' lists some) on your own photos:
   quatsphere train --init cifar10-qsv --data.root my_photos
-resume where it stopped:
+resume a run where it stopped:
   quatsphere train --run-dir lite-run --resume
 """
 
 
 def make_parser() -> SettingsParser:
-    """Parser with the options of a start beside the settings."""
+    """Return the parser: options for starting and resuming a run, and all settings."""
     parser = SettingsParser(
         prog="quatsphere train",
         usage="quatsphere train [--run-dir DIR] [--preset NAME] [-c FILE] [--GROUP.FIELD X]",
@@ -48,11 +48,11 @@ def make_parser() -> SettingsParser:
         help="start from a trained model: a name, model folder or run; its settings for model.* are the defaults",
     )  # fmt: skip
     parser.add_argument(
-        "--resume", **flag, help="continue where the run stopped; with settings, start if it has not begun"
+        "--resume", **flag, help="continue where the run stopped; if settings are given, start it if it does not exist"
     )
     parser.add_argument(
         "--deterministic", dest="train.deterministic", nargs="?", const="true", default=argparse.SUPPRESS,
-        metavar="true|false", help="short for --train.deterministic true",
+        metavar="true|false", help="same as --train.deterministic true",
     )  # fmt: skip
     parser.add_argument("--accept-data-change", **flag, help="resume although the data has another fingerprint")
     parser.add_argument("--repair", **flag, help="renormalise damaged quaternions of a checkpoint, and list them")

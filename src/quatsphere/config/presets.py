@@ -25,9 +25,9 @@ LITE: dict[str, dict[str, Any]] = {
     "optim": {"peak_lr": 2e-3},
     "train": {"epochs": 6, "batch_size": 32, "patience": None, "head_diversity": 0.0},
 }
-"""Size and schedule that two CPU cores train on CIFAR-10 in about ten minutes (docs/training.md gives reasons)."""
+"""Size and schedule that two CPU cores train on CIFAR-10 in about ten minutes (docs/log.md gives reasons)."""
 NO_DROPOUT: dict[str, Any] = {"attention_dropout": 0.0, "output_dropout": 0.0}
-"""Short runs underfit: without dropout and head diversity they learn twice as fast (docs/training.md)."""
+"""Short runs underfit: without dropout and head diversity they learn twice as fast (docs/log.md)."""
 LITE_QSV: dict[str, Any] = {"name": "qsv", "dim": 128, "heads": 8, **NO_DROPOUT, **LITE_SHELLS}
 LITE_BUDGET = 126_519
 """Parameters of the lite QSV at 3 channels and 10 classes: the budget of its matched baselines (pinned by a test)."""

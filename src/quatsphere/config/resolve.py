@@ -1,4 +1,4 @@
-"""Settings by name: the only place where `group.field` meets the dataclasses of a run.
+"""Settings by name: the only module that maps `group.field` to the dataclasses of a run.
 
 A setting is called `group.field`, for example `train.epochs`. `resolve_config` merges layers of settings (a preset,
 files, the environment, the command line) into a `RunConfig`; `flatten` and `flat_settings` go the other way.
@@ -47,7 +47,7 @@ RENAMED = {
 }
 """Former name of a setting -> its name; former names are still read everywhere, and never written."""
 FORMER_VALUES: dict[str, dict[str, Any]] = {"train.track": {"true": "tensorboard", "false": "none"}}
-"""Setting -> values of the time of its former name, in lower case, and what they mean."""
+"""Setting -> values that it had under its former name, in lower case, and their current equivalents."""
 NONE_WORDS = ("none", "null")
 """Spellings of a missing value."""
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -114,7 +114,7 @@ def rename(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def current_value(key: str, value: Any) -> Any:
-    """Value of a setting, given as now or as under its former name."""
+    """Return the value of a setting, translated if it is one of the values under its former name."""
     return FORMER_VALUES[key].get(str(value).lower(), value) if key in FORMER_VALUES else value
 
 
@@ -242,5 +242,5 @@ def unknown_setting(key: str, source: str, *models: str) -> str:
 
 
 def names_ending_in(end: str, known: Sequence[str]) -> list[str]:
-    """`lr` -> `optim.peak_lr` and the like: users leave out the group."""
+    """Names whose field ends in `end`, such as `optim.peak_lr` for `lr`: users often omit the group."""
     return [name for name in known if end and f"_{name.rpartition('.')[2]}".endswith(f"_{end}")]

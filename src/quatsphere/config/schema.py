@@ -212,7 +212,7 @@ class ResNet20Config(ImageConfig):
 
 @dataclass(frozen=True)
 class LinearConfig(LatticeConfig):
-    """Softmax regression on the samples that the first shell takes of the image: the floor of every comparison."""
+    """Softmax regression on the samples that the first shell takes of the image: a lower bound for comparisons."""
 
     name: Literal["linear"] = "linear"
     """qsv, attention, resnet20 or linear, each with its own fields (the paper compares the first three)."""
@@ -233,7 +233,7 @@ class DataConfig:
     name: str = "digits"
     """digits, cifar10, cifar100, folder (class folders), idx (such as MNIST) or a registered name (paper: CIFAR)."""
     root: str | None = None
-    """Archive, zip or folder with the files; none looks in QUATSPHERE_DATA, then in the download folder."""
+    """Archive, zip or folder with the files; none searches QUATSPHERE_DATA, then the download folder."""
     val_fraction: float = 0.1
     """Fraction of the training images held out for selection, stratified by content hash (paper: 5,000 of 50,000)."""
     test_fraction: float = 0.2
@@ -341,13 +341,13 @@ class TrainConfig:
     seed: int = 42
     """Seed of initial weights, data order, augmentation and dropout (paper: 42 and others)."""
     init: str | None = None
-    """Start from the weights of a model folder, run or model in the box, as far as they fit (paper: none)."""
+    """Start from the weights of a model folder, run or bundled model, as far as their shapes match (paper: none)."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast precision of the matrix products (paper: fp32)."""
     compile: bool = False
-    """torch.compile the model (paper: yes; needs a C++ compiler on CPUs, so off unless a preset asks)."""
+    """torch.compile the model (paper: yes; needs a C++ compiler on CPUs, so off unless a preset sets it)."""
     deterministic: bool = False
     """Bit-identical repetition and resume: fixes and records the thread count."""
     threads: int | None = None

@@ -1,4 +1,4 @@
-"""Safe access to files made by others: tar and zip archives and folders; nothing is ever extracted to disk.
+"""Safe access to untrusted tar and zip archives and folders; nothing is ever extracted to disk.
 
 Members are returned as bytes below a size limit.
 """
@@ -66,7 +66,9 @@ class _LimitedStream:
         data = self.stream.read(count)
         self.limit -= len(data)
         if self.limit < 0:
-            raise DataError(f"refused: {printable(self.path)} unpacks to more than it may; fetch the official archive")
+            raise DataError(
+                f"refused: {printable(self.path)} unpacks to more than is allowed; fetch the official archive"
+            )
         return data
 
 
@@ -194,7 +196,7 @@ def open_tree(path: Path) -> FileTree:
 
 
 def is_zip(path: Path) -> bool:
-    """Return whether a file begins like a zip; it may still be damaged."""
+    """Return whether a file starts with the zip signature; it may still be damaged."""
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 

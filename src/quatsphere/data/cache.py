@@ -135,7 +135,7 @@ def search_paths(root: Path | None) -> list[Path]:
 def require_root(root: Path | None, what: str) -> Path:
     """Return a path that the user must give, or raise DataError if it is missing or does not exist."""
     if root is None:
-        raise DataError(f"{what} have no default place; pass --data.root")
+        raise DataError(f"{what} have no default location; pass --data.root")
     path = expand_home(root)
     if not path.exists():
         raise DataError(f"no such file or folder: {printable(path)}; check --data.root")

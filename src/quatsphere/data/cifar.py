@@ -63,8 +63,8 @@ def _find_copy(cifar: Cifar, root: Path | None) -> Path:
     folders = [container.folder for container in cifar.containers]
     names = ["", *folders, *(archive.name for archive in cifar.archives), f"{cifar.name}.zip", cifar.name]
     searched = search_paths(root)
-    for place in searched:
-        for path in [place] if place.is_file() else [place / name for name in names]:
+    for folder in searched:
+        for path in [folder] if folder.is_file() else [folder / name for name in names]:
             has_class_folders = (path / "train").is_dir() and (path / "test").is_dir()
             if path.is_file() or _container_in(cifar, path) or has_class_folders:
                 return path
@@ -185,8 +185,8 @@ def describe_copy(cifar: Cifar, raw: RawDataset) -> tuple[str, ...]:
     counts = (len(raw.train), len(raw.test or ()))
     notes: tuple[str, ...] = ()
     if counts != cifar.counts:
-        found, whole = (f"{train} training and {test} test images" for train, test in (counts, cifar.counts))
-        notes += (f"only a PART of {cifar.title}: {found}, whole: {whole}",)
+        found, complete = (f"{train} training and {test} test images" for train, test in (counts, cifar.counts))
+        notes += (f"only a PART of {cifar.title}: {found} of {complete}",)
     means, jpeg = raw.train.images.mean(axis=(0, 2, 3), dtype=np.float64), cifar.jpeg_means
     if raw.jpeg_count or (jpeg is not None and np.allclose(means, jpeg, rtol=0, atol=MEANS_TOLERANCE)):
         lossy = f"LOSSY JPEG COPY of {cifar.title} recognised: expect 2 to 3 points less than on the official files"

@@ -42,7 +42,7 @@ OFFICIAL_MD5 = {
 def read_idx_files(options: ReadOptions) -> RawDataset:
     """Read the training files and, where present, the test files; without these all samples are one pool."""
     searched = search_paths(options.root)
-    folders = [place / name for place in searched for name in FOLDERS]
+    folders = [folder / name for folder in searched for name in FOLDERS]
     folder = next((folder for folder in folders if _find(folder, TRAIN, "images", 3)), None)
     if folder is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Read class folders of images, on disk or in a zip; decoded images are cached. `survey_images` reads only heads."""
+"""Read class folders of images, on disk or in a zip; decoded images are cached. `survey_images` reads headers only."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _decoding_notes(arrays: ArrayDict, bad: list[list[str]], fit: str) -> tuple[
 # Survey.
 
 SURVEYED = 500
-"""Images that are looked at, evenly spaced."""
+"""Approximate number of images to survey, evenly spaced."""
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
 
 
@@ -219,20 +219,20 @@ class ImageSurvey:
 
 
 def survey_images(root: str | Path) -> ImageSurvey:
-    """Look at the images in class folders below `root`, or in a zip of them; unreadable ones are left to the reader."""
+    """Return facts about the images in class folders below `root`, or in a zip of them; bad images are skipped."""
     path = require_root(Path(root), "image folders")
     tree = open_tree(path)
     listing = list_images(tree)
     step = max(1, len(listing.names) // SURVEYED)
-    heads = [head for name in listing.names[::step] if (head := _head(tree.read, name)) is not None]
-    if not heads:
+    headers = [header for name in listing.names[::step] if (header := _header(tree.read, name)) is not None]
+    if not headers:
         first = printable(listing.names[0])
         raise DataError(f"no readable image in {printable(path)} (first: {first}); give PNG, JPEG or WebP files")
-    median = round(statistics.median(side for side, _ in heads))
-    return ImageSurvey(len(listing.names), len(listing.classes), median, all(grey for _, grey in heads))
+    median = round(statistics.median(side for side, _ in headers))
+    return ImageSurvey(len(listing.names), len(listing.classes), median, all(grey for _, grey in headers))
 
 
-def _head(read: Callable[[str], bytes], name: str) -> tuple[int, bool] | None:
+def _header(read: Callable[[str], bytes], name: str) -> tuple[int, bool] | None:
     """Shorter side and absence of colour, or None for a file that is not a readable image."""
     try:
         with Image.open(io.BytesIO(read(name)), formats=IMAGE_FORMATS) as image:

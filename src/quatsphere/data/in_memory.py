@@ -18,9 +18,9 @@ from quatsphere.data.load import checked_dataset, prepare_dataset
 from quatsphere.errors import DataError
 
 
-def check_levels(lowest: float, highest: float, name: str, *, whole: bool) -> None:
-    """Raise DataError unless levels are whole numbers up to 255, or numbers in [0, 1], and brighter than black."""
-    top = 255 if whole else 1
+def check_levels(lowest: float, highest: float, name: str, *, integer: bool) -> None:
+    """Raise DataError unless levels are integers up to 255, or floats in [0, 1], and not all nearly black."""
+    top = 255 if integer else 1
     if not (lowest >= 0 and highest <= top):  # also false for NaN
         raise DataError(
             f"cannot read {name}: levels {lowest:g} to {highest:g} are not within [0, {top}]; "
@@ -35,11 +35,11 @@ def check_levels(lowest: float, highest: float, name: str, *, whole: bool) -> No
 
 def levels_of(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
     """Levels 0 to 255 of an array of integers up to 255 or of floating-point numbers in [0, 1], rounded."""
-    whole = np.issubdtype(array.dtype, np.integer)
-    if not whole and not np.issubdtype(array.dtype, np.floating):
+    integer = np.issubdtype(array.dtype, np.integer)
+    if not integer and not np.issubdtype(array.dtype, np.floating):
         raise DataError(f"cannot read {name}: type {array.dtype} is neither integer nor floating-point")
-    check_levels(float(array.min()), float(array.max()), name, whole=whole)
-    levels = array if whole else np.rint(array.astype(np.float64) * 255)
+    check_levels(float(array.min()), float(array.max()), name, integer=integer)
+    levels = array if integer else np.rint(array.astype(np.float64) * 255)
     return np.ascontiguousarray(levels.astype(np.uint8))
 
 
@@ -105,7 +105,7 @@ def _pair(item: Any, name: str) -> tuple[Any, int]:
 
 
 def pixels_of(image: Any, name: str, size: int | None, fit: str) -> NDArray[np.uint8]:
-    """Levels (C, H, W) of an image in memory, square; resizing needs 1, 3 or 4 channels, the last being made RGB."""
+    """Levels (C, H, W) of a square image in memory; images of 1, 3 or 4 (made RGB) channels are resized."""
     if isinstance(image, Image.Image):
         image = ImageOps.exif_transpose(image)
         grey = image.mode in ("1", "L")

@@ -1,4 +1,4 @@
-"""Numbers about the inside of a trained model: `diagnose(model, dataset)`."""
+"""Measurements of the internals of a trained model: `diagnose(model, dataset)`."""
 
 from quatsphere.diagnostics.diagnose import PAPER_VALUES, SCHEMA, diagnose
 

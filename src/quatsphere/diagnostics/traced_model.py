@@ -82,7 +82,7 @@ class TracedModel:
 
     @cached_property
     def steps(self) -> list[ModelStep]:
-        """Every application of the kernel."""
+        """Applications of the kernel, in order."""
         return model_steps(self.model)
 
     @cached_property
@@ -92,10 +92,10 @@ class TracedModel:
 
     def subset(self, split: str, count: int | None) -> Split:
         """Return at most `count` images of a split, evenly spaced, because splits may be sorted by class."""
-        whole: Split = getattr(self.dataset, split)
-        count = len(whole) if count is None else min(count, len(whole))
-        chosen = torch.arange(count) * len(whole) // max(1, count)
-        return Split(whole.images[chosen], whole.labels[chosen])
+        full: Split = getattr(self.dataset, split)
+        count = len(full) if count is None else min(count, len(full))
+        chosen = torch.arange(count) * len(full) // max(1, count)
+        return Split(full.images[chosen], full.labels[chosen])
 
     def batches(self, part: Split, size: int) -> Iterator[Tensor]:
         """Yield normalised images on the model's device."""

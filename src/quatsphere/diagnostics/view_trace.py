@@ -76,7 +76,7 @@ def compute_trace(trained: Any, images: list[ViewImage]) -> ViewTrace:
     """Return everything that the page draws, for all images."""
     model = trained.model
     if not isinstance(model, QSV | AttentionNet):
-        raise ConfigError(f"'{trained.config.model.name}' has no shells to look at; view a run of qsv or attention")
+        raise ConfigError(f"'{trained.config.model.name}' has no shells to show; view a run of qsv or attention")
     pixels = torch.stack([image.pixels for image in images])
     inputs = normalize(pixels, torch.tensor(trained.meta["mean"]), torch.tensor(trained.meta["std"]))
     logits, trace = model(inputs, return_trace=True)

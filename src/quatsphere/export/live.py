@@ -36,7 +36,7 @@ from quatsphere.train.load import TrainedModel
 from quatsphere.train.predict import image_pixels
 
 EXAMPLES = 8
-"""Number of images at most that a page contains."""
+"""Maximum number of images in a page."""
 PHOTO = ASSETS / "cat.jpg"
 """Photograph that comes with the package: `chelsea.png` of scikit-image, CC0 by Stefan van der Walt, cropped."""
 PHOTO_SIZE = 224
@@ -110,7 +110,7 @@ def photo_example(trained: TrainedModel) -> Example:
 
 
 def photo_uri(path: Path, fit: str) -> str:
-    """Part of an image file that a model sees, as a small JPEG in a data URI."""
+    """Return the part of an image file that a model samples, as a small JPEG in a data URI."""
     with Image.open(path) as image:
         small = fit_image(to_rgb(ImageOps.exif_transpose(image)), PHOTO_SIZE, fit)
     buffer = io.BytesIO()
@@ -169,26 +169,26 @@ def step_rules(step: FrozenStep) -> dict[str, Any]:
 
 
 def constants(frozen: FrozenModel) -> dict[str, NDArray[Any]]:
-    """Constants of the frozen module by name; of a Hamilton matrix only the rows of real inputs, the quaternions."""
+    """Constants of the frozen module by name; of a Hamilton matrix only the quaternion weights."""
     out = {}
     for name, values in frozen.state_dict().items():
-        place = name.removeprefix("body.")
-        if place.endswith(("base", "neighbours")):  # also in `layout_arrays`
+        key = name.removeprefix("body.")
+        if key.endswith(("base", "neighbours")):  # also in `layout_arrays`
             continue
         quaternions = frozen.body.steps[0].channels
-        if place.endswith((".up", ".skip")):
+        if key.endswith((".up", ".skip")):
             values = values[:, :quaternions]
-        elif place.endswith(".down"):
+        elif key.endswith(".down"):
             values = values[:, ::4]
         array = values.numpy()
-        whole = np.issubdtype(array.dtype, np.integer)
-        kind = np.float32 if not whole else np.uint16 if array.max(initial=0) < 1 << 16 else np.uint32
-        out[place] = np.ascontiguousarray(array.astype(kind))
+        integer = np.issubdtype(array.dtype, np.integer)
+        kind = np.float32 if not integer else np.uint16 if array.max(initial=0) < 1 << 16 else np.uint32
+        out[key] = np.ascontiguousarray(array.astype(kind))
     return out
 
 
 def without_copies(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Arrays that differ from all before them, and the names of the others with the name of the first copy."""
+    """Return name -> name of the first equal array, for repeated arrays, and the distinct arrays."""
     first: dict[Any, str] = {}
     same, kept = {}, {}
     for name, array in arrays.items():

@@ -237,7 +237,7 @@ def perturb(
     """
     if target is not None and mixing is None:
         if len(target) != hidden.shape[1]:
-            raise ConfigError(f"{hidden.shape[1]} rows for {len(target)} targets: say how they are mixed")
+            raise ConfigError(f"{hidden.shape[1]} rows for {len(target)} targets: pass mixing")
         mixing = Mixing(torch.arange(len(target), device=hidden.device)[:, None], hidden.new_ones(len(target), 1))
     kernel = select_backend(backend, hidden.device.type)
     source_field, target_field = kernel.perturb(hidden, network, ShellPair(bounds, source, target), mixing)

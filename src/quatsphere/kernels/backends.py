@@ -130,7 +130,7 @@ class CpuBackend(FusedBackend):
         return cpu.available()
 
     def missing(self) -> str:
-        """How to install Numba."""
+        """Return the message for when Numba is not installed."""
         return "numba is not installed; with it the kernel is many times faster: pip install 'quatsphere[fast]'"
 
     def supports_step(self, tokens: Tensor, base: Tensor) -> str | None:
@@ -209,13 +209,13 @@ class GpuBackend(FusedBackend):
         return gpu_attention.available()
 
     def missing(self) -> str:
-        """How to install a torch for GPUs, without which Triton is of no use, or Triton."""
+        """Return the message for when torch was built without GPU support or Triton is not installed."""
         if not gpu_attention.built_for_gpus():
             return "this torch was built without CUDA and ROCm; pytorch.org has builds for GPUs"
         return "triton is not installed; it compiles the fused kernel: pip install 'quatsphere[gpu]'"
 
     def supports(self, device: str, *rules: Rule) -> str | None:
-        """As for every fused backend, and the self-check of the device has to pass."""
+        """Return why plain torch runs instead, or None; the self-check of the device must pass."""
         reason = super().supports(device, *rules)
         if reason is not None:
             return reason

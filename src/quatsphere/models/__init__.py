@@ -40,7 +40,7 @@ def create_model(name: str, *, seed: int = 0, layout: str | Layout | None = None
     """Create a model by name, with the paper's defaults; overrides are fields of its configuration.
 
     `layout` is "sphere", "plane" or a `Layout`. `seed` determines the initial weights: those of each parameter depend
-    on the seed and its name only, so parts that two variants share start equal.
+    on the seed and its name only, so parts common to two variants start equal.
     """
     if isinstance(layout, str):
         overrides["layout"] = layout
@@ -58,7 +58,7 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
     for key in overrides:
         if key not in known:
             raise ConfigError(
-                f"model {name!r} has no seam {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
+                f"model {name!r} has no setting {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
             )
     return kind(**overrides)
 

@@ -85,7 +85,7 @@ class ImageModel(nn.Module):
         return counts
 
     def unreachable_parameters(self) -> set[str]:
-        """Parameters that have no gradient of the task loss; all others have one."""
+        """Return the names of parameters that get no gradient from the task loss; all others get one."""
         return set()
 
 

@@ -37,7 +37,7 @@ class QSV(LatticeModel):
     seven steps of 75,824 (post 1,024 + FFN 8,192 + perturbation 66,608), betas 112, bounds 5, gates 4,
     classifier 2,570. With a perturbation network per shell, five instead of seven: 505,971.
 
-    It trains in any loop, with a DataLoader, autocast and `torch.compile` (examples/plain_loop.py), if the loop makes
+    It trains in any loop, with a DataLoader, autocast and `torch.compile` (examples/plain_loop.py). The loop must make
     two calls: `parameter_roles()["quaternions"]` once, for the names of the parameters that `RiemannianAdam` optimises
     in place of AdamW, and `constrain()` after every optimiser step, which projects the vertices onto their shells and
     updates the graphs. Both also exist for the other models.
@@ -102,7 +102,7 @@ class QSV(LatticeModel):
         return logits
 
     def unreachable_parameters(self) -> set[str]:
-        """Parameters that have no gradient of the task loss in this variant; all others have one.
+        """Return the names of parameters that get no gradient from the task loss in this variant; all others get one.
 
         Registered rules are assumed to use the field and, for routing, β.
         """

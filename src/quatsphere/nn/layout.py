@@ -195,7 +195,7 @@ class Layout(nn.Module):
             if k > sources:
                 what = "other vertices" if others else "vertices"
                 raise ConfigError(
-                    f"shell {shell + 1} wants k={k} neighbours but a source shell has only {sources} {what}; "
+                    f"shell {shell + 1} needs k={k} neighbours but a source shell has only {sources} {what}; "
                     f"k must not exceed the vertices: set neighbours={sources} or more base_vertices"
                 )
 

@@ -15,9 +15,9 @@ from quatsphere.nn.shell_step import to_flat, to_quaternions
 class QuaternionAttention(nn.Module):
     """z_i = Σ_j C_ij r_ij ⊗ x_j ⊗ r_ij* with r_ij = q_i* ⊗ q_j, over the k neighbours j of node i (eq:attn-weight).
 
-    With `vertices`, the layer owns the quaternions of that number of nodes: a learned base per node and head and, with
-    `perturbed`, a bounded perturbation from the features; optimise `field.base` with `RiemannianAdam`. Without, unit
-    quaternions are given to `forward`. `dim` is 4 * heads * channels. Rules are built-in or registered names; routing
+    With `vertices`, the layer has its own quaternions for that number of nodes: a learned base per node and head and,
+    with `perturbed`, a bounded perturbation from the features; optimise `field.base` with `RiemannianAdam`. Without it,
+    pass unit quaternions to `forward`. `dim` is 4 * heads * channels. Rules are built-in or registered names; routing
     `geometric` needs positions and is not available here.
     """
 
@@ -56,7 +56,7 @@ class QuaternionAttention(nn.Module):
         """Features (B, S, d) and the indices (T, k) of each target's sources -> (B, T, d).
 
         Given unit quaternions have shape (B, S, H, 4) or (S, H, 4), real part first; those of the targets, (B, T, H, 4)
-        or (T, H, 4), are the sources' where they are left out, and then T = S.
+        or (T, H, 4), default to the sources', and then T = S.
         """
         if source_field is None:
             source_field = self.own_field(x)

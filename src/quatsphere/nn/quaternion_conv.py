@@ -22,10 +22,10 @@ from quatsphere.nn.transport import Transport
 
 
 class QuaternionConv(nn.Module):
-    """z_i = Σ_j C_ij r_ij ⊗ W x_j ⊗ r_ij* over any graph, with quaternions made from the features of the nodes.
+    """z_i = Σ_j C_ij r_ij ⊗ W x_j ⊗ r_ij* over any graph, with quaternions computed from the features of the nodes.
 
     q_i = base ⊗ exp(ε tanh(φ(x_i))): a network φ, bounded by a learned ε, around a base that is 1 unless `forward` is
-    given one. Nothing belongs to a node, so the layer works on graphs that it has not seen. `in_channels` is a pair for
+    given one. No parameter belongs to a node, so a trained layer applies to new graphs. `in_channels` is a pair for
     bipartite graphs, (sources, targets). `out_channels` is per head and a multiple of 4; the output has heads *
     out_channels features or, without `concat`, the mean of the heads. `dropout` acts on the weights; `residual` adds a
     linear map of the target's features. No self-loops are added.
@@ -201,7 +201,7 @@ _sorted = GraphCache()
 
 
 def sort_edges(graph: Graph, targets: int, sources: int) -> tuple[Graph, Tensor | None]:
-    """(the graph as the kernel accepts it, the edge of `graph` at each of its places; None if nothing moved).
+    """(the graph as the kernel accepts it, the index in `graph` of each of its edges or None if the order is the same).
 
     edge_index (2, E) becomes a table (T, k) if every target has k edges, otherwise CSR, once for a graph that does not
     change. Other graphs stay as they are.

@@ -51,7 +51,7 @@ def _product(a: Tensor, b: Tensor, order: Tensor, signs: Tensor) -> Tensor:
 
 @functools.cache
 def _product_table(device: torch.device, dtype: torch.dtype, conjugate: bool = False) -> tuple[Tensor, Tensor]:
-    """Which of the products a_i b_j (number 4 i + j), four per component, a Hamilton product sums, and their signs."""
+    """Indices 4 i + j of the products a_i b_j that a Hamilton product sums, four per component, and their signs."""
     units = torch.eye(4, device="cpu")
     left = quaternion.conjugate(units) if conjugate else units
     table = quaternion.multiply(left[:, None], units[None]).flatten(0, 1).T  # (component, product)
@@ -66,7 +66,7 @@ class EagerOptimizer(torch.optim.Optimizer):
 
 
 class EagerAdamW(EagerOptimizer, torch.optim.AdamW):
-    """AdamW, likewise."""
+    """AdamW without the wrappers that import torch's compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 

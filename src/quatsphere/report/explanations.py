@@ -1,7 +1,7 @@
 """Explanations on the pages: words, and for every number, chart and table what it shows and what is normal.
 
 Normal ranges are those of this repository's runs: rows full, attention and flat of results/lite and results/curve
-(CIFAR-10), and for measures that those cells do not hold a diagnosis of the presets demo and lite, seed 42.
+(CIFAR-10), and, for measures that those cells do not contain, a diagnosis of the presets demo and lite, seed 42.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INTRODUCTIONS = {
 """Model -> what it does."""
 
 SHELL_WORDS = (
-    ("vertex, token", "A place on a shell, and the vector of features that it holds."),
+    ("vertex, token", "A point on a shell, and the vector of features that it holds."),
     ("shell", "A sphere (or plane) of vertices. Shell 1, the outermost, samples the image; the last one is pooled."),
     ("step", "One exchange between neighbours: within shell 1, then from shell to shell, then rounds in the last."),
     ("head", "One of several exchanges that run side by side in a step, each with its own weights."),
@@ -117,7 +117,7 @@ RUN_PICTURES = {
         "near 0, and a bar slightly below 0 is noise.",
     ),
     "coverage": Explanation(
-        "Vertices", "Places of the vertices on an equal-area map of each shell, now and before training.",
+        "Vertices", "Positions of the vertices on an equal-area map of each shell, now and before training.",
         "even dots that moved by 1 to 8 degrees on average from the rings, their start; attention moves none.",
     ),
     "receptive": Explanation(

@@ -1,4 +1,4 @@
-"""Progress of `quatsphere study run`: a live table with the remaining time, or lines if stdout is no terminal."""
+"""Progress of `quatsphere study run`: a live table with the remaining time, or lines if stdout is not a terminal."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def require_space(what: str, folder: Path, needed: int) -> None:
     free = free_bytes(folder)
     if free < needed:
         numbers = f"{size_text(needed)} needed, {size_text(free)} free on {folder}"
-        raise ResourceError(f"no room for {what} ({numbers}); free some space")
+        raise ResourceError(f"no space for {what} ({numbers}); free some space")
 
 
 def free_bytes(folder: Path) -> int:

@@ -353,7 +353,7 @@ def prune(folder: Path, keep: int) -> None:
     unless `last` can be read, so the last good checkpoint always stays.
     """
     if keep < 2:
-        raise ConfigError(f"keep must be >= 2: got {keep}; one checkpoint alone cannot survive its own damage")
+        raise ConfigError(f"keep must be >= 2: got {keep}; a damaged checkpoint needs an older one to fall back to")
     paths = steps_in(folder)
     last = read_pointer(folder, "last")
     if last is None or last not in paths:

@@ -66,7 +66,7 @@ def write_model_folder(path: Path, files: dict[str, bytes], *, overwrite: bool =
     """Write the files to a new folder, all or none; with `overwrite` a model folder in its place is replaced."""
     parent = path.absolute().parent
     if not parent.is_dir():
-        raise ConfigError(f"no folder {printable(parent)}; create it or choose another place for the model")
+        raise ConfigError(f"no folder {printable(parent)}; create it or choose another folder")
     if path.exists() and not (overwrite and is_model_folder(path)):
         cure = "pass --overwrite or choose another" if is_model_folder(path) else "choose another"
         raise ConfigError(f"{printable(path)} exists; {cure}")

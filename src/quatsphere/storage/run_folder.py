@@ -144,7 +144,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise _path_error(self.path, error) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that is yours")
+            raise ConfigError(f"cannot write to run '{self.name}' ({self.path}); choose a folder that you can write to")
         self._require_writable()
         own = {path.name for path in (self.config, self.environment, self.metrics, self.checkpoints, self.result)}
         if inside and not inside & own:
@@ -164,7 +164,9 @@ class RunFolder:
         wrong += [self.checkpoints] if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir() else []
         if wrong:
             kind = "folder" if wrong[0] == self.checkpoints else "file"
-            raise ResourceError(f"cannot write a run ({wrong[0]} is no {kind}); move it away or use another --run-dir")
+            raise ResourceError(
+                f"cannot write a run ({wrong[0]} is not a {kind}); move it away or use another --run-dir"
+            )
         for path in (self.metrics, self.checkpoints):
             if path.exists() and not os.access(path, os.R_OK | os.W_OK):
                 raise ResourceError(f"cannot write a run ({path}: permission denied); change its permissions")

@@ -1,6 +1,6 @@
 """JSON files that hold their own SHA-256, and checks of the types of their fields.
 
-A sealed file has the field `sha256`: the digest of its text with 64 zeros in that place. Files older than their seal
+A sealed file has the field `sha256`: the digest of its text with 64 zeros in this field. Files older than their seal
 are read too. Fields are checked once, against a shape, when a file is read, so that no later code meets a foreign type.
 """
 
@@ -56,8 +56,8 @@ def unseal(data: bytes) -> dict[str, Any]:
 def unseal_any(data: bytes, sealed_since: int) -> tuple[dict[str, Any], bool]:
     """Fields of a text, and True if it was sealed; a text of a `format` before `sealed_since` need not be.
 
-    ValueError for a damaged text. A single flipped bit makes no sealed text an older one: either the seal or the format
-    is still there.
+    ValueError for a damaged text. A single flipped bit cannot make a sealed text look like an older one, because
+    either the seal or the format remains.
     """
     fields = _parse(data)
     written = fields.get("format", 1)
@@ -89,7 +89,7 @@ def read_sealed(path: Path, limit: int, sealed_since: int, shape: Any = dict) ->
     return fields, sealed
 
 
-def misfit(value: Any, shape: Any, place: str = "") -> str | None:
+def misfit(value: Any, shape: Any, path: str = "") -> str | None:
     """Describe the first part of a JSON value that does not have its shape; None if all have.
 
     Shapes: `int`, `float` (finite, integers too), `str`, `bool`, `None`, `dict`, `list`, `object` (anything); a tuple
@@ -97,20 +97,20 @@ def misfit(value: Any, shape: Any, place: str = "") -> str | None:
     item); `{str: shape}`; `{"name": shape, "optional?": shape}`, where more fields are allowed.
     """
     if isinstance(shape, dict) and isinstance(value, dict):
-        return _field_misfit(value, shape, place)
+        return _field_misfit(value, shape, path)
     if isinstance(shape, list) and isinstance(value, list) and (value or len(shape) == 1):
-        found = (misfit(item, shape[0], f"{place}[{index}]") for index, item in enumerate(value))
+        found = (misfit(item, shape[0], f"{path}[{index}]") for index, item in enumerate(value))
         return next((wrong for wrong in found if wrong is not None), None)
     if isinstance(shape, tuple):
-        return None if any(misfit(value, one) is None for one in shape) else _wrong(value, place)
-    return None if _has_type(value, shape) else _wrong(value, place)
+        return None if any(misfit(value, one) is None for one in shape) else _wrong(value, path)
+    return None if _has_type(value, shape) else _wrong(value, path)
 
 
-def _field_misfit(value: dict[str, Any], shape: dict[Any, Any], place: str) -> str | None:
+def _field_misfit(value: dict[str, Any], shape: dict[Any, Any], path: str) -> str | None:
     wanted = dict.fromkeys(value, shape[str]) if str in shape else shape
     for key, inner in wanted.items():
         name = key if str in shape else key.removesuffix("?")
-        where = f"{place}.{name}" if place else name
+        where = f"{path}.{name}" if path else name
         if name not in value and not key.endswith("?"):
             return f"field {where} is missing"
         wrong = misfit(value[name], inner, where) if name in value else None
@@ -131,8 +131,8 @@ def _has_type(value: Any, shape: Any) -> bool:
     return not isinstance(shape, list | dict | EllipsisType) and bool(shape(value))
 
 
-def _wrong(value: Any, place: str) -> str:
-    return f"field {place or 'of the file'} is wrong: {json.dumps(value, default=str)[:40]}"
+def _wrong(value: Any, path: str) -> str:
+    return f"field {path or 'of the file'} is wrong: {json.dumps(value, default=str)[:40]}"
 
 
 def positive(value: Any) -> bool:

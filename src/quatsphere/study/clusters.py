@@ -1,7 +1,7 @@
 """Launchers that train the cells of a plan on a Ray cluster (extra `cluster`) or by SLURM (extra `slurm`).
 
-The results folder should be on a disk that all nodes see under the same path: a cell that moves to another node then
-resumes, otherwise it starts again.
+The results folder should be on a file system that all nodes mount at the same path: a cell that moves to another node
+then resumes, otherwise it starts again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SlurmLauncher:
     """Submits every cell as a job by submitit; a job that meets its time limit is queued again and resumes.
 
     Args:
-        folder: folder for the files of submitit, on a disk that all nodes see.
+        folder: folder for the files of submitit, on a file system that all nodes mount.
         jobs: number of jobs at a time.
         options: parameters of sbatch, for example partition, time (minutes), gpus_per_node.
         cluster: `slurm`, or `local` for processes on this machine.

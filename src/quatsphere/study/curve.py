@@ -146,7 +146,7 @@ def points_of(contrast: LengthContrast, lengths: Mapping[int, CorrectByRow]) -> 
     """Points of a contrast at all lengths where its rows share a seed, with one seed variance for all lengths."""
     tables = {images: _contributions(contrast, rows) for images, rows in lengths.items()}
     found = {images: table for images, table in tables.items() if table}
-    means = [[float(share.mean()) for share in table.values()] for table in found.values()]
+    means = [[float(values.mean()) for values in table.values()] for table in found.values()]
     freedom = sum(len(values) - 1 for values in means)
     squares = math.fsum((len(values) - 1) * float(np.var(values, ddof=1)) for values in means if len(values) > 1)
     variance = squares / freedom if freedom else math.nan
@@ -161,26 +161,26 @@ def _contributions(contrast: LengthContrast, rows: CorrectByRow) -> dict[int, Co
 
 
 def _point(images: int, table: Mapping[int, Correct], variance: float, freedom: int) -> CurvePoint:
-    shares = np.stack(list(table.values()))
-    by_seed = dict(zip(table, shares.mean(1).tolist(), strict=True))
-    error = math.sqrt(variance / len(table) + image_variance(shares)) if freedom else math.nan
+    contributions = np.stack(list(table.values()))
+    by_seed = dict(zip(table, contributions.mean(1).tolist(), strict=True))
+    error = math.sqrt(variance / len(table) + image_variance(contributions)) if freedom else math.nan
     ends = min(by_seed.values()), max(by_seed.values())
-    estimate = Estimate(float(shares.mean()), error, freedom, len(table), *ends)
+    estimate = Estimate(float(contributions.mean()), error, freedom, len(table), *ends)
     return CurvePoint(images, estimate, by_seed)
 
 
-def image_variance(shares: NDArray[np.float64]) -> float:
+def image_variance(contributions: NDArray[np.float64]) -> float:
     """Contribution of the choice of test images to the variance of the mean of a table (seeds, images).
 
     s²(column means)/N - r²/(nN), at least 0, with the residual mean square r² of the two-way table; with one seed the
     residual cannot be separated from the images and is included.
     """
-    n, count = shares.shape
-    by_image = shares.mean(0)
+    n, count = contributions.shape
+    by_image = contributions.mean(0)
     images = float(by_image.var(ddof=1)) / count
     if n < 2:
         return images
-    residual = shares - shares.mean(1, keepdims=True) - by_image + shares.mean()
+    residual = contributions - contributions.mean(1, keepdims=True) - by_image + contributions.mean()
     mean_square = float(np.square(residual).sum()) / ((n - 1) * (count - 1))
     return max(images - mean_square / (n * count), 0.0)
 
@@ -331,7 +331,7 @@ def point_text(found: CurvePoint | None) -> str:
 def _slope_and_trend(curve: Curve) -> tuple[str, str]:
     """Change per tripling of the images, and the verdict with its lengths.
 
-    The verdict has the size as a share of the paper's, or for equivalence whether it differs from 0.
+    The verdict includes the size as a percentage of the paper's or, for equivalence, whether it differs from 0.
     """
     slope = format_estimate(curve.slope, LOG_THREE)
     if len(curve.deciding) < 2:

@@ -137,14 +137,14 @@ def accuracy_headline(results: Results, evidence: Evidence, claims: Sequence[Dec
     path = results.path / LINEAR_FILE
     linear = ""
     if path.is_file():
-        share = json.loads(path.read_text(encoding="utf-8"))["test"]
-        linear = f" and softmax regression on the same samples on {100 * share:.1f} %"
+        accuracy = json.loads(path.read_text(encoding="utf-8"))["test"]
+        linear = f"; softmax regression on the same samples reaches {100 * accuracy:.1f} %"
     accuracies = {claim["id"]: claim for claim in claims if claim["id"].startswith("accuracy.")}
     reproduced = sum(claim["verdict"] == "holds" for claim in accuracies.values())
     count = f"{reproduced} of the paper's {len(accuracies)} accuracies are reproduced."
     last = count if reproduced else "No accuracy of the paper has been reproduced yet."
     return (
-        f"Measured after {images} images, when QSV is right on {full.value:.1f} % of the test images (the paper: "
+        f"Measured after {images} training images, when QSV has a test accuracy of {full.value:.1f} % (the paper: "
         f"{accuracies['accuracy.full']['paper']} %){linear}. {last}"
     )
 

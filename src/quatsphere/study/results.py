@@ -1,7 +1,7 @@
 """A results folder: one small JSON file per finished cell, written atomically, and the run folders of the cells.
 
 cells/<cell>.json   records that tables and claims read, sealed; small enough for version control
-settings/<id>.json  configurations of the cells, each stored once: cells that differ only in their seed share one
+settings/<id>.json  configurations of the cells, each stored once: cells that differ only in their seed use the same
 plans.json          cells of every plan that was started here
 runs/<cell>/        run folders; large, ignored by git, may be deleted when all cells are finished
 """

@@ -74,7 +74,7 @@ class WorkerReporter(Reporter):
 
 
 def take_answers() -> TextIO:
-    """Return the pipe to the parent process, and make stdout, also of libraries in C, a second name of the log."""
+    """Return the pipe to the parent process, and redirect stdout, including that of C libraries, to the log."""
     pipe = os.fdopen(os.dup(1), "w")
     pipe.write("\n")  # ends a line that a library began while it was imported
     sys.stdout = sys.stderr

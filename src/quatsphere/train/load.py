@@ -141,9 +141,9 @@ class TrainedModel:
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> TrainedModel:
-        """Load a model folder, a run, a model in the box, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
+        """Load a model folder, a run, a bundled model, or OWNER/NAME of the Hugging Face Hub (extra `hub`).
 
-        A folder comes before a name of the Hub; what is fetched is verified before it is used.
+        An existing folder takes precedence over a name of the Hub; downloads are verified before use.
         """
         if not Path(source).exists() and is_repository(str(source)):
             return load(pull(str(source), revision))
@@ -183,10 +183,10 @@ class TrainedModel:
 def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = print_note) -> TrainedModel:
     """Load a model folder, a finished or interrupted run, or a model that comes with the package, by its name.
 
-    A folder comes before a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the Hugging Face Hub
-    (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a step. `note`
-    receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed on stderr.
-    `quatsphere models` lists the names.
+    An existing folder takes precedence over a name. `hf://OWNER/NAME` and `hf://OWNER/NAME@REVISION` are models on the
+    Hugging Face Hub (extra `hub`). `checkpoint`, for runs, is "best" (the last one, if none is best yet), "last" or a
+    step. `note` receives remarks, for example about a damaged checkpoint that was skipped; by default they are printed
+    on stderr. `quatsphere models` lists the names.
     """
     path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists():
@@ -259,9 +259,9 @@ def initial_settings(source: str) -> dict[str, Any]:
 
 
 def start_from(model: Model, source: str, classes: tuple[str, ...], note: Callable[[str], None]) -> None:
-    """Copy the weights of a trained model that fit; notes say what is carried over and what starts anew.
+    """Copy the weights of a trained model that fit; notes list what is copied and what is newly initialised.
 
-    Tensors of another shape start anew, and so does the classifier unless the classes are the same.
+    Tensors of another shape are newly initialised, and so is the classifier unless the classes are the same.
     """
     trained = load(source, note=note)
     if type(trained.model) is not type(model):
@@ -281,13 +281,13 @@ def start_from(model: Model, source: str, classes: tuple[str, ...], note: Callab
 
 
 def _lines(model: Model, trained: TrainedModel, source: str, fresh: list[str], carried: int) -> list[str]:
-    """Lines for the user: parameters carried over, parts that start anew, a change of the image's size."""
+    """Lines for the user: copied parameters, newly initialised parts, a change of the image's size."""
     total = sum(parameter.numel() for parameter in model.parameters())
     old, new = trained.config.model, model.config
     parts = "all" if not fresh else _parts(model, fresh, new.num_classes, len(trained.classes))
     lines = [
-        f"carried over from {printable(source)}: {carried:,} of {total:,} parameters",
-        f"starts anew: {'nothing' if not fresh else parts}; optimiser, schedule and normalisation of the new data",
+        f"copied from {printable(source)}: {carried:,} of {total:,} parameters",
+        f"initialised: {'nothing' if not fresh else parts}; optimiser, schedule and normalisation of the new data",
     ]
     if old.image_size != new.image_size:
         lines.append(f"images have {new.image_size} pixels instead of {old.image_size}: no weight depends on that")

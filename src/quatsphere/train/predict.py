@@ -87,7 +87,7 @@ def normalize_levels(
         )
     if len(images):
         lowest, highest = (float(level) for level in images.detach().aminmax())
-        check_levels(lowest, highest, "images", whole=not images.is_floating_point())
+        check_levels(lowest, highest, "images", integer=not images.is_floating_point())
     levels = images if images.is_floating_point() else images.float() / 255
     centre, spread = (torch.tensor(v, dtype=levels.dtype, device=levels.device)[:, None, None] for v in (mean, std))
     return (levels - centre) / spread

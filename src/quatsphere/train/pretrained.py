@@ -150,7 +150,7 @@ def _numbers(values: Any, count: int) -> bool:
 def sizes_misfit(config: RunConfig, weights: Mapping[str, Tensor]) -> str | None:
     """Describe, before a model is built, why its sizes are not those of stored weights; None if they are.
 
-    Settings of somebody else could ask for any amount of memory; the weights are there already.
+    Untrusted settings could require any amount of memory; the size of the weights is known.
     """
     model: Any = config.model
     if getattr(model, "shells", 0) > MOST_SHELLS:

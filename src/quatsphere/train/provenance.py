@@ -75,7 +75,7 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
 
 
 def numeric_environment(world: int) -> dict[str, Any]:
-    """Facts, beside configuration and data, that decide the last bits of a number."""
+    """Facts, beside configuration and data, that determine the last bits of a number."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -144,7 +144,7 @@ def require_same_data(checkpoint: Checkpoint, fingerprint: str, *, accept_change
 
 
 def note_environment_change(checkpoint: Checkpoint, world: int, note: Callable[[str], None]) -> None:
-    """Note in one line if something that decides the last bits has changed since the checkpoint was written."""
+    """Note in one line if something that determines the last bits has changed since the checkpoint was written."""
     stored, now = checkpoint.meta.get("circumstances", {}), numeric_environment(world)
     changed = [f"{key} {stored.get(key)} -> {value}" for key, value in now.items() if stored.get(key) != value]
     if changed:

@@ -1,7 +1,7 @@
 """Progress of a run, the callbacks that report it, and trackers of its metrics.
 
 `train.track` chooses TensorBoard, Weights & Biases or MLflow. Each is an extra (`track`, `track-wandb`, `track-mlflow`)
-and is imported only when it is chosen. A tracker that fails costs its curves, not the run: `metrics.jsonl` has the same
+and is imported only when it is chosen. If a tracker fails, the run continues without it: `metrics.jsonl` has the same
 numbers.
 """
 

@@ -133,7 +133,7 @@ def require_trainable(config: TrainConfig, dataset: Dataset) -> None:
             f"got {config.batch_size}; nearest legal value {count}"
         )
     if not len(dataset.test.labels):
-        raise ConfigError("no test images are left (data.test_fraction 0); hold out a share > 0")
+        raise ConfigError("no test images are left (data.test_fraction 0); hold out a fraction > 0")
     require_tracker(config.track)
 
 

@@ -86,7 +86,7 @@ class OptimisationStep:
         """Learning rates of the last step, by parameter role."""
 
     def __call__(self, batch: Batch, batch_size: int, step: int) -> StepOutput:
-        """Train on this process's part of a batch of `batch_size` images; BrokenNumber before any harm is done."""
+        """Train on this process's part of a batch of `batch_size` images; BrokenNumber if a number is not finite."""
         if self.device.type == "cpu":
             self._require_directions()
         self.rates = self.optimisers.set_rates(step, self.total_steps)

@@ -1,6 +1,6 @@
 """Common style of all figures, in Okabe and Ito's colour-blind safe colours, and saving of figures.
 
-A figure is drawn for a page; inside `phone_layout()` it has the width of a phone and its panels stand below each other.
+A figure is drawn for a page; inside `phone_layout()` it has the width of a phone and its panels are stacked.
 """
 
 from __future__ import annotations

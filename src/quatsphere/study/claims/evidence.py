@@ -110,8 +110,8 @@ def decay_sum(record: CellRecord) -> float:
     schedule = SCHEDULES[settings["optim.schedule"]]
     arguments = (settings["optim.warmup"], settings["optim.initial_div"], settings["optim.final_div"])
     every = max(1, steps // 1000)
-    shares = [schedule(step, planned, *arguments) for step in range(0, steps, every)]
-    return float(settings["optim.peak_lr"] * settings["optim.weight_decay"] * steps * statistics.mean(shares))
+    factors = [schedule(step, planned, *arguments) for step in range(0, steps, every)]
+    return float(settings["optim.peak_lr"] * settings["optim.weight_decay"] * steps * statistics.mean(factors))
 
 
 def _diagnostic(record: CellRecord, name: str) -> list[Any]:
@@ -119,7 +119,7 @@ def _diagnostic(record: CellRecord, name: str) -> list[Any]:
 
 
 def _class_accuracies(record: CellRecord, names: tuple[str, ...]) -> list[float]:
-    """Accuracies of classes as shares; empty unless all are known."""
+    """Accuracies of classes as fractions; empty unless all are known."""
     classes = record.get("per_class", {})
     return [classes[name] for name in names] if all(classes.get(name) is not None for name in names) else []
 

@@ -280,14 +280,14 @@ def near(quantity: Quantity, value: float, margin: float) -> LiesBetween:
 
 
 def all_hold(rules: tuple[LiesBetween, ...], evidence: Evidence) -> Finding:
-    """Several one-sided rules: the worst finding; of undecided ones that whose interval is least on its side."""
+    """Worst finding of several one-sided rules; of undecided ones, that whose interval is least on the claimed side."""
     found = [(rule, rule(evidence)) for rule in rules]
     order = [(SEVERITY.index(each.verdict), rule.share_within(each.interval)) for rule, each in found]
     return found[order.index(min(order))][1]
 
 
 def all_equivalent(rows: tuple[str, ...], margin: float, evidence: Evidence) -> Finding:
-    """Every row is equivalent to the full model: the worst row's verdict with the range of all differences."""
+    """Test that every row is equivalent to the full model: verdict of the worst row, range of all differences."""
     found = {row: equivalent(Contrast(difference(row, "full")), margin, len(rows))(evidence) for row in rows}
     row, worst = min(found.items(), key=lambda item: SEVERITY.index(item[1].verdict))
     values = [each.ours for each in found.values() if isinstance(each.ours, float)]
@@ -297,7 +297,7 @@ def all_equivalent(rows: tuple[str, ...], margin: float, evidence: Evidence) -> 
 
 
 def less_stable(evidence: Evidence, row: str, least_epochs: int = 12) -> Finding:
-    """A row is less stable than the full model: three more cells diverge, or its loss curve is rougher.
+    """Test that a row is less stable than the full model: three more cells diverge, or its loss curve is rougher.
 
     Roughness of curves shorter than `least_epochs` reflects the initial fall and decides nothing.
     """
@@ -313,7 +313,7 @@ def less_stable(evidence: Evidence, row: str, least_epochs: int = 12) -> Finding
 
 
 def ratio_above(evidence: Evidence, weights: Mapping[str, float], metric: str, limit: float) -> Finding:
-    """The ratio of two rows exceeds a limit; `metric` is a logarithm."""
+    """Test that the ratio of two rows exceeds a limit; `metric` is a logarithm."""
     found = above(Contrast(weights, metric), math.log(limit))(evidence)
     ours = math.exp(found.ours) if isinstance(found.ours, float) else None
     interval = (math.exp(found.interval[0]), math.exp(found.interval[1])) if found.interval else None
@@ -324,7 +324,7 @@ def ratio_above(evidence: Evidence, weights: Mapping[str, float], metric: str, l
 
 
 def entries_between(metric: str, low: float, high: float, evidence: Evidence, *, row: str = "full") -> Finding:
-    """Every entry of a list metric (one per step, shell or epoch) is in a range on average over the seeds.
+    """Test that every entry of a list metric (one per step, shell or epoch), averaged over seeds, is in a range.
 
     Means are compared without intervals: these properties hardly differ between seeds.
     """
@@ -337,7 +337,7 @@ def entries_between(metric: str, low: float, high: float, evidence: Evidence, *,
 
 
 def seeds_between(low: float, high: float, evidence: Evidence, *, row: str) -> Finding:
-    """Every seed of a row is in a range."""
+    """Test that every seed of a row is in a range."""
     values = list(evidence.samples("cifar10", "test").get(row, {}).values())
     ours = (min(values), max(values)) if values else None
     is_true = ours is not None and low <= ours[0] and ours[1] <= high
@@ -345,7 +345,7 @@ def seeds_between(low: float, high: float, evidence: Evidence, *, row: str) -> F
 
 
 def ranges_apart(evidence: Evidence, row: str, reference: str) -> Finding:
-    """Every seed of a row is above every seed of another."""
+    """Test that every seed of a row is above every seed of another."""
     lower = seeds_between(-math.inf, math.inf, evidence, row=reference)
     if lower.verdict != "holds" or not isinstance(lower.ours, tuple):
         return lower
@@ -353,7 +353,7 @@ def ranges_apart(evidence: Evidence, row: str, reference: str) -> Finding:
 
 
 def best_cell(rows: tuple[str, ...], metric: str, reached: float, margin: float, evidence: Evidence) -> Finding:
-    """The best single cell of several rows reaches a value within a margin."""
+    """Test that the best single cell of several rows reaches a value within a margin."""
     samples = evidence.samples("cifar10", metric)
     found = [value for row in rows for value in samples.get(row, {}).values()]
     best = max(found, default=None)
@@ -361,7 +361,7 @@ def best_cell(rows: tuple[str, ...], metric: str, reached: float, margin: float,
 
 
 def seed_spread(rows: tuple[str, ...], limit: float, evidence: Evidence) -> Finding:
-    """In each of several rows the best and the worst seed differ by at most a limit."""
+    """Test that in each of several rows the best and the worst seed differ by at most a limit."""
     samples = evidence.samples("cifar10", "test")
     spreads = {row: max(samples[row].values()) - min(samples[row].values()) for row in rows if row in samples}
     n = min((len(samples[row]) for row in spreads), default=0)
@@ -372,7 +372,7 @@ def seed_spread(rows: tuple[str, ...], limit: float, evidence: Evidence) -> Find
 
 
 def stable_class_order(limit: float, evidence: Evidence) -> Finding:
-    """Spearman's rank correlation of the full model's accuracies by class exceeds a limit for every pair of seeds."""
+    """Test that for all pairs of seeds Spearman's correlation of the full model's class accuracies exceeds a limit."""
     records = evidence.row_records("cifar10", "full").values()
     classes = [list(record.get("per_class", {}).values()) for record in records]
     orders = [average_ranks(values) for values in classes if None not in values and len(set(values)) > 1]
