@@ -16,7 +16,7 @@ PACKAGES = ("geometry", "kernels", "nn", "models", "optim", "data")
 
 
 def test_every_annotated_module_is_checked() -> None:
-    """The others are left out: their inner functions would be wrapped anew at every call, which costs most of its time."""
+    """The others are left out: inner functions would be wrapped anew at every call, which costs more than the call."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
     checked = options.partition("--jaxtyping-packages=")[2].split()[0].split(",")[:-1]
     annotated = [
