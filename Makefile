@@ -1,5 +1,6 @@
 # make venv    .venv with everything for development
 # make test    set-up, lint, types and the default test suite
+# make slow    the slow tests: every combination, real processes, real CIFAR-10
 # make demo    train QSV on the embedded digits and look at the result
 # make browser Chromium for the tests of the pages, where apt-get can install it
 # make pictures  the pictures of the README, from the models and from the demo's run
@@ -14,7 +15,7 @@ STAMP := .venv/.installed
 results: $(STAMP)
 	$(BIN)/python docs/results.py
 
-.PHONY: results venv test lint demo docs bench soak browser pictures clean
+.PHONY: results venv test slow lint demo docs bench soak browser pictures clean
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -30,6 +31,9 @@ lint: $(STAMP)
 # each process gets half of the files, so that the runs a module shares are trained once, not in both processes
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 demo: $(STAMP)
 	$(BIN)/quatsphere demo

@@ -24,6 +24,28 @@ settings.load_profile("quatsphere")
 enable_failpoints()
 torch.set_num_threads(1)  # two test processes are faster than two threads in one
 
+LONGEST = (
+    "models/test_compile.py",
+    "kernels/test_gpu.py",
+    "train/test_accelerator.py",
+    "kernels/test_gpu_compiled.py",
+    "report/test_live_browser.py",
+    "report/test_view_browser.py",
+    "report/test_report_browser.py",
+    "test_core_install.py",
+    "test_examples.py",
+    "test_documentation.py",
+)
+"""Modules that take longest and use few compiled kernels. They run first: the first process works on them while the
+second one compiles the kernels, and the many short tests fill the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest modules first; the rest keeps its order."""
+    folder = Path(__file__).parent
+    rank = {folder / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
 
 @pytest.fixture(autouse=True)
 def _forget_added_choices() -> Iterator[None]:

@@ -21,10 +21,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_reused() -> None:
-    """Twenty tensors of 16 MB (4,096 pages) cause fewer page faults than one new tensor; the best of three processes.
+    """Twenty tensors of 16 MB (4,096 pages) cause fewer page faults than one new tensor, in one of three processes.
 
     The kernel may reclaim pages of an idle process at any time, which adds faults.
     """
     command = [sys.executable, "-c", PROGRAM]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(int(run.stdout) for run in runs) < 4096
+    runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3))
+    assert any(int(run.stdout) < 4096 for run in runs)

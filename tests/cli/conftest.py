@@ -112,6 +112,20 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><defs></defs></svg>'
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw every figure but write an empty one, for tests of something else: saves most of the time of a report."""
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def write_blank(self: object, target: io.BytesIO, *, format: str, **_: object) -> None:
+        target.write(SVG if format == "svg" else noise_png(0))
+
+    monkeypatch.setattr(figure.Figure, "savefig", write_blank)
+
+
 def noise_png(seed: int, shape: tuple[int, ...] = (8, 8, 3)) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8)).save(buffer, "PNG")

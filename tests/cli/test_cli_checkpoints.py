@@ -63,6 +63,7 @@ def test_the_error_of_a_damaged_checkpoint_names_the_remedy(
     fails(4, "step 6 is damaged .*; no other is left", "evaluate", str(run))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_report_of_another_checkpoint(run: Path, command: Command, fails: Command, tmp_path: Path) -> None:
     damage(run / "checkpoints" / "step-000006")
     ended = command("report", str(run))

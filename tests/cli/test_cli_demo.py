@@ -10,7 +10,7 @@ import sys
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from PIL import Image
@@ -18,44 +18,59 @@ from PIL import Image
 Command = Callable[..., Any]
 
 
-@pytest.fixture
+class Demo(NamedTuple):
+    """A finished demo: its folder, exit code, output and the addresses that it opened."""
+
+    folder: Path
+    ended: Any
+    opened: list[str]
+
+
+@pytest.fixture(scope="module")
 def short(tiny: list[str]) -> list[str]:
     return tiny[2:]
 
 
-def test_demo_leaves_a_report_and_a_view(short: list[str], tmp_path: Path, command: Command) -> None:
-    ended = command("demo", *short)
+@pytest.fixture(scope="module")
+def demo(short: list[str], command: Command, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """`quatsphere demo --open` with the shortest training and without a browser."""
+    folder = tmp_path_factory.mktemp("demo")
+    opened: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
+        patch.setenv("XDG_CACHE_HOME", str(shared_cache))
+        patch.setenv("COLUMNS", "100")
+        patch.chdir(folder)
+        ended = command("demo", *short, "--open")
     assert ended.code == 0, ended.err
-    *_, accuracy, report, view, live, photo = ended.out.splitlines()
+    return Demo(folder, ended, opened)
+
+
+def test_demo_leaves_a_report_and_a_view(demo: Demo) -> None:
+    *_, accuracy, report, view, live, photo = demo.ended.out.splitlines()
     assert re.fullmatch(r"test accuracy 0\.\d{3}", accuracy)
     assert report == "report: runs/demo/report.html"
     assert view == "view: runs/demo/view.html"
     assert live == "live: runs/demo/live.html"
     assert photo == "photo: runs/demo/photo.html"
-    assert "│ all " in ended.out
-    assert "epoch   1  loss" in ended.err
-    page = (tmp_path / "runs/demo/report.html").read_text()
+    assert "│ all " in demo.ended.out
+    assert "epoch   1  loss" in demo.ended.err
+    page = (demo.folder / "runs/demo/report.html").read_text()
     for heading in ("results", "predictions", "what-the-model-sees", "training", "settings", "identity"):
         assert f'<section id="{heading}"' in page
     assert re.findall(r'href="(\w+\.html)"', page) == ["view.html", "live.html", "photo.html"]
-    assert "<h1>Draw a digit</h1>" in (tmp_path / "runs/demo/live.html").read_text()
-    assert "<h1>Show it a picture</h1>" in (tmp_path / "runs/demo/photo.html").read_text()
+    assert "<h1>Draw a digit</h1>" in (demo.folder / "runs/demo/live.html").read_text()
+    assert "<h1>Show it a picture</h1>" in (demo.folder / "runs/demo/photo.html").read_text()
     for code in re.findall(r'data:image/png;base64,([^"]+)"', page):
         with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as picture:
             picture.load()
 
 
-def test_demo_diagnoses_explains_and_opens(
-    short: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_diagnoses_explains_and_opens(demo: Demo) -> None:
     """Every chart has a phone form and normal values, all numbers and tables are explained, no values of the paper."""
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    ended = command("demo", *short, "--open")
-    assert ended.code == 0, ended.err
-    assert opened == [(tmp_path / "runs/demo/report.html").as_uri()]
-    assert (tmp_path / "runs/demo/diagnostics.json").is_file()
-    page = (tmp_path / "runs/demo/report.html").read_text()
+    assert demo.opened == [(demo.folder / "runs/demo/report.html").as_uri()]
+    assert (demo.folder / "runs/demo/diagnostics.json").is_file()
+    page = (demo.folder / "runs/demo/report.html").read_text()
     assert "None yet" not in page
     charts = page.count("<figure>")
     assert charts == page.count("<b>Normal:</b>") == page.count("<source media=") == 12
@@ -66,6 +81,7 @@ def test_demo_diagnoses_explains_and_opens(
     assert "paper: all" not in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_demo_never_overwrites_and_shows_names_as_text(short: list[str], tmp_path: Path, command: Command) -> None:
     name = "<img src=x onerror=alert(1)>&$x^$"
     (tmp_path / name).mkdir()
@@ -81,6 +97,7 @@ def test_demo_never_overwrites_and_shows_names_as_text(short: list[str], tmp_pat
     assert not list((tmp_path / name).iterdir())
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_demo_of_a_model_without_shells(tmp_path: Path, command: Command) -> None:
     words = ["--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1", "--data.max_train_images", "64"]
     ended = command("demo", *words, "--run-dir", "deep/er/run")

@@ -110,6 +110,7 @@ def test_figures_of_a_run(run: Path, command: Command) -> None:
     assert all(Path(path).read_bytes().startswith(b"<?xml") for path in json.loads(ended.out))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_runs_of_the_same_name_have_separate_files(run: Path, tiny_run: Path, command: Command) -> None:
     other = Path("elsewhere") / run.name
     shutil.copytree(run, other)

@@ -34,6 +34,7 @@ def test_a_model_without_shells_has_no_view(tiny: list[str], command: Command) -
     assert "quatsphere view" not in ended.out
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize("verb", ["report", "view"])
 def test_pages_open_in_a_browser(
     verb: str, tiny_run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch

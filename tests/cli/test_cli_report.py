@@ -52,6 +52,7 @@ def test_settings_that_differ_are_marked(reported: str) -> None:
     assert "weight_decay" not in marked
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_diagnostics_are_shown_after_diagnose(reported: str, tiny_run: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(tiny_run, tmp_path / "r")
     assert "None yet. Run &#39;quatsphere diagnose RUN&#39;" in reported
@@ -90,6 +91,7 @@ def test_html_in_names_is_escaped(
         assert "&lt;script&gt;alert(1)&lt;script&gt;" in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_without_its_data_or_weights(tiny_run: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(tiny_run, tmp_path / "r")
     shutil.rmtree(tmp_path / "r/checkpoints")
@@ -100,6 +102,7 @@ def test_a_run_without_its_data_or_weights(tiny_run: Path, tmp_path: Path, comma
     assert '<section id="results"' in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_an_unfinished_run(tiny_run: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(tiny_run, tmp_path / "r")
     (tmp_path / "r/result.json").unlink()
@@ -110,6 +113,7 @@ def test_an_unfinished_run(tiny_run: Path, tmp_path: Path, command: Command) -> 
     assert '<li class="card' in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_model_without_shells(command: Command, tmp_path: Path) -> None:
     words = ["--preset", "demo", "--model.name", "resnet20", "--model.width", "2", "--train.epochs", "1"]
     assert command("train", *words, "--data.max_train_images", "64", "--run-dir", "r").code == 0

@@ -23,8 +23,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """variant -> (model, settings)."""
 
 
-def compare(name: str, settings: dict[str, Any]) -> dict[str, float]:
-    """Largest errors of logits and gradients of the compiled model, and of gradients that should be zero."""
+def compare(name: str, settings: dict[str, Any], backend: str = "inductor") -> dict[str, float]:
+    """Largest errors of logits and gradients of the compiled model, and of gradients that should be zero.
+
+    The backend `aot_eager` traces the same graphs, forward and backward, and generates no code.
+    """
     model = create_model(name, **settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # a perturbation that perturbs, so that gradients reach every layer
@@ -47,7 +50,7 @@ def compare(name: str, settings: dict[str, Any]) -> dict[str, float]:
         return float((value - expected).abs().max() / expected.abs().max())
 
     eager_logits, eager = run(model)
-    logits, compiled = run(torch.compile(model, fullgraph=True))
+    logits, compiled = run(torch.compile(model, fullgraph=True, backend=backend))
     largest = max(float(gradient.abs().max()) for gradient in eager.values())
     silent = set(model.unreachable_parameters())
     absent = [compiled[part] for part in compiled if part not in eager or part in silent]

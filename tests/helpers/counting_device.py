@@ -263,7 +263,7 @@ def measure(config: RunConfig, folder: Path, steps: Steps, data: Any = None, dev
 
 
 def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Counts and losses of two epochs of two steps, the last with repulsion, and the losses on the CPU."""
+    """Counts of two epochs of two steps, the last with repulsion; where kernels run, the losses, also on the CPU."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -275,14 +275,15 @@ def main(models: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             TrainConfig(epochs=2, batch_size=2, patience=None, threads=1),
         )
         for label, (name, overrides) in models.items():
-            plain = {"backend": "factored"} if name == "qsv" else {}
             config = RunConfig(data, model_config(name, **overrides), *schedule)
             there = measure(config, root / f"{label}-0", Steps())
-            config = RunConfig(data, model_config(name, **overrides | plain), *schedule)
-            here = measure(config, root / f"{label}-1", Steps(), device=CPU)
             moved = [name for name, at in there.addresses[-1].items() if at != there.addresses[0][name]]
             found[label] = {"steps": there.counts, "parts": there.parts, "moved": moved}
-            found[label] |= {"losses": there.losses, "on_cpu": here.losses}
+            if not PLACEHOLDERS:
+                plain = {"backend": "factored"} if name == "qsv" else {}
+                config = RunConfig(data, model_config(name, **overrides | plain), *schedule)
+                here = measure(config, root / f"{label}-1", Steps(), device=CPU)
+                found[label] |= {"losses": there.losses, "on_cpu": here.losses}
     return found
 
 

@@ -15,7 +15,8 @@ from quatsphere.kernels import backends
 from quatsphere.kernels.gpu import attention as gpu_attention
 
 HERE = Path(__file__).parent
-KERNEL_TESTS = [str(HERE / name) for name in ("test_gpu_kernels.py", "test_gpu_step.py", "test_gpu_dot_product.py")]
+KERNEL_TESTS = [str(HERE / f"test_gpu_{name}.py") for name in ("kernels", "step", "dot_product", "ragged")]
+"""They share one process: torch, Triton and its interpreter take seconds to import."""
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_kernels.py runs on the GPU itself")
 
 

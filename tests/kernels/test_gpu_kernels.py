@@ -168,8 +168,9 @@ def test_equals_reference_on_a_real_graph(routing: str, transport: str, dtype: t
     assert_equals_reference(replace(problem, target_directions=sphere.directions(target).double()), dtype)
 
 
-def test_sources_with_many_and_with_no_targets() -> None:
+def test_sources_with_many_and_with_no_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """All targets use source 0 (more than one round of edges), none uses the last one: its gradient is 0."""
+    monkeypatch.setattr(launch, "BACKWARD_CHUNK", 4)
     T, S = launch.BACKWARD_CHUNK + 3, 5
     graph = torch.stack((torch.zeros(T, dtype=torch.int64), 1 + torch.arange(T) % (S - 2)), dim=1)
     problem = make_problem(4, (1, T, S, 2, 2, 1), graph=graph)
@@ -206,7 +207,7 @@ def test_entry_point_passes_narrow_features() -> None:
 
 @pytest.mark.parametrize("routing", ["alignment", "geometric"])
 def test_repeated_runs_are_bit_identical(routing: str) -> None:
-    problem = cast(make_problem(7, (1, 5, 4, 3, 3, 2), routing, keep=True), torch.float32)
+    problem = cast(make_problem(7, (1, 3, 4, 3, 3, 2), routing, keep=True), torch.float32)
     first, second = (run_fused(problem) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

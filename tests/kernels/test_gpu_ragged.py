@@ -1,10 +1,7 @@
-"""Triton's sums over irregular graphs equal the oracle: on a GPU, or in Triton's interpreter in its own process."""
+"""Triton's sums over irregular graphs equal the oracle: on a GPU, or in the interpreter (started by test_gpu.py)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,6 @@ HERE = gpu_attention.available() and (torch.cuda.is_available() or gpu_attention
 DEVICE = "cpu" if gpu_attention.INTERPRETED else "cuda"
 here = pytest.mark.skipif(not HERE, reason="needs triton and a GPU or TRITON_INTERPRET=1")
 DEGREES = {"random": [3, 0, 5, 1, 2, 4], "star": [0, 0, 37, 0, 0, 0], "empty": [0] * 6}
-
-
-@pytest.mark.skipif(HERE, reason="the tests below run in this process")
-def test_equals_reference_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", str(Path(__file__))]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:]
 
 
 @here

@@ -1,10 +1,11 @@
-"""Rules registered from outside the package: equal to built-in ones, and reached by everything that uses a model."""
+"""Rules registered from outside the package: equal to built-in ones, and reached by everything that uses a model.
+
+`models/test_compile.py` compiles them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,32 +158,6 @@ def test_a_row_of_an_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert ours.model == dataclasses.replace(full.model, routing="sharpened")
     assert not list(state_differences(ours, full, row, load_dataset("digits")))
-
-
-COMPILED = """
-import sys; sys.path.insert(0, sys.argv[1])
-import torch
-from quatsphere import create_model, register_routing, register_transport
-from test_extensions import Scaled, alignment
-register_routing("literal")(alignment); register_transport("scaled")(Scaled)
-small = {"dim": 24, "heads": 3, "base_vertices": 12, "shells": 2, "rounds": 1, "image_size": 8}
-model, images = create_model("qsv", routing="literal", transport="scaled", **small), torch.rand(2, 3, 8, 8)
-keys = torch.tensor([3, 5])
-eager = model(images, sample_keys=keys)
-compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(images, sample_keys=keys)
-assert torch.allclose(eager, compiled, atol=1e-5), (eager - compiled).abs().max()
-compiled.sum().backward()
-"""
-
-
-def test_compiled_equals_eager() -> None:
-    """The whole model in one graph; in a process without the shape checks, which dynamo cannot trace."""
-    tests = Path(__file__).parent
-    path = f"import sys; sys.path.insert(0, {str(tests.parent)!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", path + COMPILED, str(tests)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_errors_are_one_line_that_says_what_to_do() -> None:
