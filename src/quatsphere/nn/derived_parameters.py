@@ -43,7 +43,7 @@ def derive_together(steps: Sequence[StepParameters]) -> list[Derived]:
     betas = Routing.positive(torch.stack([step.routing.beta_logit for step in steps])).unbind()
     heads = steps[0].ffn.up.weight.shape[0]
     up, post = (torch.cat(weights) for weights in zip(*((s.ffn.up.weight, s.post.weight) for s in steps), strict=True))
-    merged = steps[0].ffn.merge(up, post).contiguous().split(heads)
+    merged = steps[0].ffn.merge_in_few_launches(up, post).split(heads)
     gates = [step.gate for step in steps if step.gate is not None]
     opened = iter(torch.sigmoid(torch.stack(gates)).unbind() if gates else ())
     return [
