@@ -128,13 +128,14 @@ def perturb_gradients_kernel(
     offset, valid = head * I + hidden, (head < H) & (hidden < I)
     network, limit = _network(inner, weight, bias, H, I, HEADS, WIDTH), tl.load(bound)
     zeros, zero = tl.zeros((HEADS, WIDTH), ACCUMULATE), tl.zeros((HEADS, 1), ACCUMULATE)
-    w0, w1, w2, b0, b1, b2, d_inner, d_bound, d_beta = zeros, zeros, zeros, zero, zero, zero, zeros, zero, zero
-    d_gate = tl.sum(zero)
+    w0, w1, w2, b0, b1, b2, d_inner, d_bound = zeros, zeros, zeros, zero, zero, zero, zeros, zero
+    every, d_beta, d_gate = tl.arange(0, HEADS), tl.zeros((HEADS,), ACCUMULATE), tl.sum(zero)
     for vertex in range(first, tl.minimum(first + N, vertices)):
         q_base, d_base = head_quaternions(base, vertex, H, HEADS, ACCUMULATE), (zero, zero, zero, zero)
         for image in range(group, images, GROUPS):
             here = (image * vertices + vertex).to(tl.int64)
-            row = mixed_row(rows, (indices, mix_weights), image, vertex, sources, offset, valid, H * I, TERMS, ACCUMULATE)
+            mixing = (indices, mix_weights)
+            row = mixed_row(rows, mixing, image, vertex, sources, offset, valid, H * I, TERMS, ACCUMULATE)
             x = row + network[0]
             distribution = normal_distribution(x)
             activated = x * distribution
@@ -163,7 +164,7 @@ def perturb_gradients_kernel(
             dx = dx * (distribution + x * normal_density(x))
             d_inner += dx
             if BETA:
-                d_beta += tl.load(beta_parts + here * H + head, head < H, 0.0)
+                d_beta += tl.load(beta_parts + here * H + every, every < H, 0.0)
             if GATE:
                 d_gate += tl.load(gate_parts + here)
             if ADJOINT:
@@ -186,5 +187,5 @@ def perturb_gradients_kernel(
     part += 3 * H + H * I
     tl.store(part + SHELL, tl.sum(tl.where(head < H, d_bound, 0.0)))
     tl.store(part + (1 - SHELL), tl.sum(zero))
-    tl.store(part + 2 + head, d_beta, head < H)
+    tl.store(part + 2 + every, d_beta, every < H)
     tl.store(part + 2 + H, d_gate)
