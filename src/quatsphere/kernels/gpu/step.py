@@ -50,7 +50,7 @@ def step_gpu(
     """keep_update FFN(attention(x)) + residual for tokens x (B, S, d), with matrix products in dtype `products`.
 
     Returns the result (B, T, d) and, for the gradient, the network's hidden rows (B, S, d), both fields (the second
-    empty within a shell), the lifted tokens (B, S, d), the aggregate (B, T, d) and the log-sums of the softmax (B, T, H).
+    empty within a shell), the lifted tokens (B, S, d), the aggregate (B, T, d) and the softmax's log-sums (B, T, H).
     """
     from quatsphere.kernels.gpu.launch import Modes, launch_attention
     from quatsphere.kernels.gpu.step_launch import Dropout, LiftedFeatures, Mixture, launch_hamilton, launch_perturb

@@ -144,8 +144,8 @@ def target_gradients(
 
 @jit
 def source_gradients(
-    vertex, image, field, lifted, keys, gradient, log_sums, through, target_keys, beta, keep, directions, offsets, edges,
-    features_gradient, field_gradient, direction_parts,
+    vertex, image, field, lifted, keys, gradient, log_sums, through, target_keys, beta, keep, directions,
+    offsets, edges, features_gradient, field_gradient, direction_parts,
     residual, gate, gate_parts, mixing_offsets, mixing_edges, mixing_weights, targets, sources, site, threshold,
     RESIDUAL: tl.constexpr, TERMS: tl.constexpr,
     ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr,

@@ -2,8 +2,9 @@
 
 A program is one vertex with all heads; it holds the network and the base and takes every GROUPS-th image. The field of
 sources lifts their features at once. In the gradients a program takes N vertices, one after the other, for fewer parts
-of the parameters' gradients. The rows of a target shell are interpolated where they are read. Blocks are (HEADS, WIDTH), the hidden numbers of a head side by side.
-cos‖ω‖ and sin‖ω‖/‖ω‖ are series in ‖ω‖² <= 3, exact at a zero tangent: bounds are at most 1.
+of the parameters' gradients. The rows of a target shell are interpolated where they are read. Blocks are (HEADS,
+WIDTH), the hidden numbers of a head side by side. cos‖ω‖ and sin‖ω‖/‖ω‖ are series in ‖ω‖² <= 3, exact at a zero
+tangent: bounds are at most 1.
 """
 
 import triton.language as tl
