@@ -150,7 +150,8 @@ class ShellParts(NamedTuple):
 class StepParts:
     """Parts of the gradients of all parameters that belong to a step's field, with one row per program.
 
-    A row holds weight, bias, inner, the bounds of both shells, beta and gate. Programs of the source shell come first.
+    A row holds weight, bias, inner, the bounds of both shells, beta and gate, and nothing up to a multiple of 16 numbers,
+    so that rows are aligned. Programs of the source shell come first.
     """
 
     def __init__(self, weight: Tensor, images: int, bases: tuple[Tensor, ...]) -> None:
@@ -158,7 +159,8 @@ class StepParts:
         self.weight, self.counts = weight, [len(base) for base in bases]
         self.groups = min(images, IMAGE_GROUPS)
         self.programs = [self.groups * triton.cdiv(count, VERTICES) for count in self.counts]
-        self.rows = bases[0].new_empty(sum(self.programs), 4 * heads * width + 4 * heads + 3)
+        self.columns = 4 * heads * width + 4 * heads + 3
+        self.rows = bases[0].new_empty(sum(self.programs), 16 * triton.cdiv(self.columns, 16))
         self.base = bases[0].new_empty(self.groups, sum(self.counts), heads, 4)
 
     def of_shell(self, shell: int) -> ShellParts:
@@ -203,6 +205,7 @@ def launch_perturb_backward(
             bound, base.contiguous(), *mixture.tensors(rows), *adjoint,
             *(rows if part is None else part for part in edge_parts), rows_gradient, own.base, own.rows,
             images, len(base), sources, 0 if targets is None else targets[0].shape[1], parts.base.shape[1],
+            parts.rows.shape[1],
             TERMS=mixture.terms, ADJOINT=0 if targets is None else targets[1].terms, TWO=len(gradients) > 1,
             BETA=edge_parts.beta is not None, GATE=edge_parts.gate is not None, SHELL=shell, N=VERTICES, **constants,
         )  # fmt: skip
@@ -247,7 +250,7 @@ class ParameterGrads(NamedTuple):
 
 def launch_sums(parts: StepParts, hamilton_parts: Tensor, weights: tuple[Tensor, Tensor]) -> ParameterGrads:
     """Add up the parts of all gradients."""
-    (heads, width, _), (count, columns) = parts.weight.shape, parts.rows.shape
+    (heads, width, _), (count, stride), columns = parts.weight.shape, parts.rows.shape, parts.columns
     sums, base = parts.rows.new_empty(columns), parts.base.new_empty(parts.base.shape[1:])
     up, down = (torch.empty_like(weight, memory_format=torch.contiguous_format) for weight in weights)
     (_, wide, channels, _), blocks, base_blocks = up.shape, triton.cdiv(columns, 8), triton.cdiv(base.numel(), 64)
@@ -255,7 +258,7 @@ def launch_sums(parts: StepParts, hamilton_parts: Tensor, weights: tuple[Tensor,
     with torch.cuda.device_of(sums):
         part_sums.sum_parts_kernel[(blocks + base_blocks + hamilton_blocks,)](
             parts.rows, sums, parts.base, base, hamilton_parts[0], up, hamilton_parts[1], down,
-            count, columns, parts.groups, base.numel(), hamilton_parts.shape[1], blocks, base_blocks,
+            count, columns, stride, parts.groups, base.numel(), hamilton_parts.shape[1], blocks, base_blocks,
             H=heads, C=4 * channels, M=4 * wide, N=32, ACCUMULATE=ACCUMULATE[sums.dtype], num_warps=4,
         )  # fmt: skip
     weight, bias, inner, bounds, beta, gate = sums.split([3 * heads * width, 3 * heads, heads * width, 2, heads, 1])

@@ -113,14 +113,14 @@ def perturb_kernel(
 def perturb_gradients_kernel(
     gradient, second, rows, inner, weight, bias, bound, base, indices, mix_weights,
     target_gradient, offsets, edges, edge_weights, beta_parts, gate_parts,
-    rows_gradient, base_parts, parts, images, vertices, sources, targets, all_vertices,
+    rows_gradient, base_parts, parts, images, vertices, sources, targets, all_vertices, stride,
     H: tl.constexpr, I: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TERMS: tl.constexpr,
     ADJOINT: tl.constexpr, TWO: tl.constexpr, BETA: tl.constexpr, GATE: tl.constexpr, SHELL: tl.constexpr,
     GROUPS: tl.constexpr, N: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the rows, and per program the parts of the parameters' gradients in one row, and of the base.
 
-    A row holds weight, bias, inner, the bounds of both shells (SHELL selects one), beta and gate; the last two are sums
+    A row of `stride` numbers holds weight, bias, inner, the bounds of both shells (SHELL selects one), beta and gate; the last two are sums
     of the parts (B, V, H) and (B, V) that the attention's gradients left. TWO adds a second gradient of the field;
     ADJOINT > 0 adds to the rows' gradient those of the targets that interpolate them with ADJOINT terms.
     """
@@ -176,7 +176,7 @@ def perturb_gradients_kernel(
             tl.store(rows_gradient + here * (H * I) + offset, dx, valid)
         store_heads(base_parts, (group * all_vertices + vertex).to(tl.int64), d_base, H, HEADS)
     program = (group * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-    part = parts + program * (4 * H * I + 4 * H + 3)
+    part = parts + program * stride
     tl.store(part + offset * 3, w0, valid)
     tl.store(part + offset * 3 + 1, w1, valid)
     tl.store(part + offset * 3 + 2, w2, valid)
