@@ -87,13 +87,14 @@ def test_recorded_steps_equal_eager_ones() -> None:
 def test_recording_reads_inputs_and_leaves_gradients_where_they_were() -> None:
     step, places = make_step(), []
     step.record(StandIn(step))
-    compute = step.propagate.compute
+    recorded: Any = step.propagate
+    compute = recorded.compute
 
     def noted(*inputs: Any) -> Any:
         places.append([x.data_ptr() for x in inputs[:3]])
         return compute(*inputs)
 
-    step.propagate.compute = noted
+    recorded.compute = noted
     gradients = []
     for number in range(WARM_UP + 4):
         step(make_batch(number, 4), 4, number)
