@@ -120,9 +120,10 @@ def perturb_gradients_kernel(
 ):  # fmt: skip
     """Gradient of the rows, and per program the parts of the parameters' gradients in one row, and of the base.
 
-    A row of `stride` numbers holds weight, bias, inner, the bounds of both shells (SHELL selects one), beta and gate; the last two are sums
-    of the parts (B, V, H) and (B, V) that the attention's gradients left. TWO adds a second gradient of the field;
-    ADJOINT > 0 adds to the rows' gradient those of the targets that interpolate them with ADJOINT terms.
+    A row of `stride` numbers holds weight, bias, inner, the bounds of both shells (SHELL selects one), beta and gate;
+    the last two are sums of the parts (B, V, H) and (B, V) that the attention's gradients left. TWO adds a second
+    gradient of the field; ADJOINT > 0 adds to the rows' gradient those of the targets that interpolate them with
+    ADJOINT terms.
     """
     first, group = tl.program_id(0) * N, tl.program_id(1)
     head, hidden = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :]

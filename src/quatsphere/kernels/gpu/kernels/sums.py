@@ -10,7 +10,7 @@ from quatsphere.kernels.gpu.kernels.quaternions import jit
 def sum_columns(
     parts, sums, block, rows, columns, stride, TALL: tl.constexpr, WIDE: tl.constexpr, ACCUMULATE: tl.constexpr
 ):  # fmt: skip
-    """Σ over rows, `stride` numbers apart, of the first columns of parts -> sums, for WIDE columns, TALL rows at once."""
+    """Σ over rows, `stride` numbers apart, of the first columns of parts -> sums: WIDE columns, TALL rows at once."""
     column = block * WIDE + tl.arange(0, WIDE)[None, :]
     total = tl.zeros((TALL, WIDE), ACCUMULATE)
     for first in range(0, rows, TALL):
