@@ -150,8 +150,8 @@ class ShellParts(NamedTuple):
 class StepParts:
     """Parts of the gradients of all parameters that belong to a step's field, with one row per program.
 
-    A row holds weight, bias, inner, the bounds of both shells, beta and gate, padded to a multiple of 16 numbers, so that
-    rows are aligned. Programs of the source shell come first.
+    A row holds weight, bias, inner, the bounds of both shells, beta and gate, padded to a multiple of 16 numbers: rows
+    are aligned. Programs of the source shell come first.
     """
 
     def __init__(self, weight: Tensor, images: int, bases: tuple[Tensor, ...]) -> None:
