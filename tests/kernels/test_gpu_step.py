@@ -19,6 +19,8 @@ from quatsphere.randomness import draw_mask, keep_scale
 if not gpu_attention.available() or not gpu_attention.INTERPRETED:
     pytest.skip("needs triton and TRITON_INTERPRET=1 (test_gpu.py)", allow_module_level=True)
 
+from quatsphere.kernels.gpu import step_launch
+
 SMALL = (2, 3, 3, 2, 2)
 """B, S, H, Q, k."""
 RULES = ("alignment", "sandwich")
@@ -35,7 +37,9 @@ def assert_equal(found: list[Tensor], exact: list[Tensor], tolerance: float) -> 
 
 
 @pytest.mark.parametrize("cross", [False, True])
-def test_equals_separate_operators(cross: bool) -> None:
+def test_equals_separate_operators(cross: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two vertices per program of the field's gradients, so that the last program is not full."""
+    monkeypatch.setattr(step_launch, "VERTICES", 2)
     step = make(0, SMALL, cross, True)
     exact = run(parts, step, torch.float64, RULES, "factored")
     assert_equal(run(whole, step, torch.float64, RULES), exact, 1e-10)

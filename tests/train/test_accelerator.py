@@ -35,8 +35,8 @@ PLAIN, REPULSION = 1, 3
 BUDGETS: dict[tuple[str, int], tuple[int, int]] = {
     ("qsv", PLAIN): (7914, 7),
     ("qsv", REPULSION): (8305, 3),
-    ("qsv, triton_gpu", PLAIN): (679, 1),
-    ("qsv, triton_gpu", REPULSION): (1142, 1),
+    ("qsv, triton_gpu", PLAIN): (375, 1),
+    ("qsv, triton_gpu", REPULSION): (770, 1),
     ("attention", PLAIN): (1615, 1),
     ("attention", REPULSION): (1615, 1),
     ("resnet20", PLAIN): (239, 1),

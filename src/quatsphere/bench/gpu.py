@@ -20,7 +20,7 @@ from quatsphere.errors import ConfigError
 from quatsphere.kernels import explain_backend
 
 GPU_VARIANTS = ["qsv", "attention fused"]
-"""Models in eager mode; each is also measured compiled."""
+"""Models in eager mode; each is also measured compiled, and its training step recorded as a CUDA graph."""
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
 LAUNCHES |= {"hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"}
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "hipStreamSynchronize", "hipMemcpyWithStream")
@@ -90,7 +90,7 @@ def gpu() -> Cuda:
 
 
 def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[str], None]) -> dict[str, Any]:
-    """Rows of both models, eager and compiled, fp32 and bf16; what fails is listed with its message."""
+    """Rows of both models, eager, compiled and recorded, fp32 and bf16; what fails is listed with its message."""
     device = gpu()
     names = [f"{name}{how}" for how in ("", " compiled", " bf16", " compiled bf16") for name in GPU_VARIANTS]
     found: dict[str, Any] = {"gpu_device": device.facts(), "gpu_failures": []}
@@ -100,7 +100,7 @@ def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[st
     }
     for subject, make in subjects.items():
         passes: dict[str, Pass] = {}
-        for name in names:
+        for name in names + [f"{name} recorded" for name in GPU_VARIANTS if subject == "gpu"]:
             report(f"measuring {subject}: {name}")
             try:
                 made = make(name)

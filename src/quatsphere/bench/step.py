@@ -93,7 +93,11 @@ class TrainingStep:
     def __init__(self, variant: str, batch: int, *, device: torch.device = CPU, **overrides: Any) -> None:
         self.model = model = build(variant, **overrides).to(device)
         words, classes, size = variant.split(), model.config.num_classes, model.config.image_size
-        train = TrainConfig(compile="compiled" in words, precision="bf16" if "bf16" in words else "fp32")
+        train = TrainConfig(
+            compile="compiled" in words,
+            cuda_graph="recorded" in words,
+            precision="bf16" if "bf16" in words else "fp32",
+        )
         self.optimise = OptimisationStep(model, train, OptimConfig(repulsion=False), TOTAL, device=device)
         self.optimise.auxiliary.store_fields()
         self.positions = list(self.optimise.positions.values())

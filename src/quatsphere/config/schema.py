@@ -348,6 +348,8 @@ class TrainConfig:
     """Autocast precision of the matrix products (paper: fp32)."""
     compile: bool = False
     """torch.compile the model (paper: yes; needs a C++ compiler on CPUs, so off unless a preset sets it)."""
+    cuda_graph: bool = False
+    """Record forward and backward pass as a CUDA graph (paper: no; not yet run on a GPU, see docs/gpu.md)."""
     deterministic: bool = False
     """Bit-identical repetition and resume: fixes and records the thread count."""
     threads: int | None = None

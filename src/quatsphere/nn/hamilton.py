@@ -102,3 +102,13 @@ class HamiltonFFN(nn.Module):
         with full_precision(up):
             left = (up @ self.left.to(up)).unflatten(-1, (4, 4))
             return torch.einsum("hoixy,hiky->hokx", left, post)
+
+    def merge_in_few_launches(
+        self, up: Float[Tensor, "h o i 4"], post: Float[Tensor, "h i k 4"]
+    ) -> Float[Tensor, "h o k 4"]:
+        """`merge` for accelerators: by R(P), with U_oi ⊗ P_ik = R(P_ik) U_oi, results and gradients are contiguous."""
+        with full_precision(up):
+            right = (post @ self.left.to(post).view(16, 4).t()).unflatten(-1, (4, 4))
+            heads, inputs, outputs, _ = post.shape
+            matrices = right.transpose(2, 3).reshape(heads, 4 * inputs, 4 * outputs)
+            return torch.bmm(up.flatten(2), matrices).unflatten(2, (-1, 4))

@@ -26,13 +26,16 @@ class PoolAlong(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, d), (B, V), (B, V)."""
         pooled, scores, weights = _pool_along(tokens, axis)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(tokens, axis, weights)
         ctx.mark_non_differentiable(scores, weights)
         return pooled, scores, weights
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, None]:
         """w_i g + w_i (x_i - pooled)·g a for each vertex i."""
+        if gradient is None:
+            return None, None
         tokens, axis, weights = ctx.saved_tensors
         if differentiated_again():
             weights = _pool_along(tokens, axis)[2]

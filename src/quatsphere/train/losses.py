@@ -62,6 +62,7 @@ class AuxiliaryLosses:
         self.config = config
         self.previous: list[Tensor] | None = None
         self._shares: Tensor = torch.empty(0)
+        self._joined: tuple[list[Tensor], Tensor] | None = None
 
     def store_fields(self) -> None:
         """Store the base quaternions for the smoothness loss; called at the end of an epoch."""
@@ -95,7 +96,9 @@ class AuxiliaryLosses:
                 table = [[factor * share for share in shares] for factor in factors]
                 self._shares = torch.tensor(table, dtype=base.dtype, device=base.device)
             if self.previous is not None:
-                moved = (1 - (base * torch.cat(self.previous)).sum(-1).abs()).sum(-1)
+                if self._joined is None or self._joined[0] is not self.previous:
+                    self._joined = (self.previous, torch.cat(self.previous))
+                moved = (1 - (base * self._joined[1]).sum(-1).abs()).sum(-1)
                 terms["smoothness"] = torch.dot(moved, self._shares[0])
             if heads > 1:
                 terms["head_diversity"] = torch.dot(head_overlap(base), self._shares[1])

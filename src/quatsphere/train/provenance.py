@@ -101,6 +101,7 @@ MAY_CHANGE = {"data.root", "model.backend"} | {
         "device",
         "threads",
         "compile",
+        "cuda_graph",
         "checkpoint_steps",
         "checkpoint_seconds",
         "keep_checkpoints",

@@ -6,6 +6,7 @@ On an accelerator the host waits once: all checks and the sums for the metrics a
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from quatsphere.optim import Optimisers, repel
 from quatsphere.train.batches import Batch
 from quatsphere.train.distributed import Team
 from quatsphere.train.losses import AuxiliaryLosses, cross_entropy
+from quatsphere.train.recorded import CudaRecorder, RecordedPass, Recorder
 
+_log = logging.getLogger("quatsphere")
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -82,6 +85,9 @@ class OptimisationStep:
         self.positions = {name: p for name, p in self.parameters.items() if name in roles["positions"]}
         self.forward: Callable[..., Any] = torch.compile(model) if train.compile else model
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
+        self.propagate: Callable[..., tuple[dict[str, Tensor], Tensor]] = self._propagate
+        if self._recordable(train):
+            self.record(CudaRecorder(self.device))
         self.rates: dict[str, float] = {}
         """Learning rates of the last step, by parameter role."""
 
@@ -91,21 +97,7 @@ class OptimisationStep:
             self._require_directions()
         self.rates = self.optimisers.set_rates(step, self.total_steps)
         self.optimisers.zero_grad()
-        with (
-            record_function("quatsphere::forward"),
-            torch.autocast(self.device.type, AUTOCAST[self.precision], self.precision != "fp32"),
-        ):
-            logits = self.forward(batch.images, sample_keys=batch.keys)
-        with record_function("quatsphere::losses"):
-            losses = {"cross_entropy": cross_entropy(logits, batch.targets, batch_size), **self.auxiliary.terms()}
-            entropy, *auxiliary = losses.values()
-            loss = entropy
-            if auxiliary:
-                regular = functools.reduce(torch.add, auxiliary)
-                loss = entropy + (regular if self.team.world == 1 else regular / self.team.world)
-        with record_function("quatsphere::backward"):
-            self.scaler.scale(loss).backward()
-            self.team.sum_gradients(self.parameters.values())
+        losses, logits = self.propagate(batch.images, batch.targets, batch.keys, batch_size=batch_size)
         with record_function("quatsphere::finite_check"):
             output = self._checked_sums(losses, logits, batch.labels, batch_size)
         with record_function("quatsphere::optimisers"):
@@ -116,10 +108,48 @@ class OptimisationStep:
             self.model.constrain()
         return output
 
+    def _propagate(
+        self, images: Tensor, targets: Tensor, keys: Tensor, batch_size: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """(losses by name, logits) of images; leaves the gradients of all parameters."""
+        with (
+            record_function("quatsphere::forward"),
+            torch.autocast(self.device.type, AUTOCAST[self.precision], self.precision != "fp32"),
+        ):
+            logits = self.forward(images, sample_keys=keys)
+        with record_function("quatsphere::losses"):
+            losses = {"cross_entropy": cross_entropy(logits, targets, batch_size), **self.auxiliary.terms()}
+            entropy, *auxiliary = losses.values()
+            loss = entropy
+            if auxiliary:
+                regular = functools.reduce(torch.add, auxiliary)
+                loss = entropy + (regular if self.team.world == 1 else regular / self.team.world)
+        with record_function("quatsphere::backward"):
+            self.scaler.scale(loss).backward()
+            self.team.sum_gradients(self.parameters.values())
+        return {name: loss.detach() for name, loss in losses.items()}, logits.detach()
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on record and replay what comes before the checks."""
+        parameters = list(self.parameters.values())
+        self.propagate = RecordedPass(self._propagate, parameters, lambda: self.auxiliary.previous, recorder)
+
+    def _recordable(self, train: TrainConfig) -> bool:
+        """True if steps are to be recorded as a CUDA graph and can be; a warning if they cannot."""
+        if not train.cuda_graph:
+            return False
+        if self.device.type == "cuda" and self.team.world == 1 and train.precision != "fp16" and not train.compile:
+            return True
+        _log.warning(
+            "quatsphere: warning: train.cuda_graph needs a CUDA device, one process, no fp16 and no compile; "
+            "steps run eagerly"
+        )
+        return False
+
     def _checked_sums(self, losses: dict[str, Tensor], logits: Tensor, labels: Tensor, batch_size: int) -> StepOutput:
         """Read the sums of the step; stop, all processes together, if a number of any process is not finite."""
-        entropy, *auxiliary = (loss.detach() for loss in losses.values())
-        correct = (logits.detach().argmax(1) == labels).sum()
+        entropy, *auxiliary = losses.values()
+        correct = (logits.argmax(1) == labels).sum()
         checks = [self._directions().sum()] if self.positions and self.device.type != "cpu" else []
         if not self.scaler.is_enabled():
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.numel()]

@@ -55,11 +55,11 @@ def _contiguous(*tensors: Tensor | None) -> list[Tensor]:
 
 def _constants(queries: Tensor, neighbours: Tensor, keep: Tensor | None, keep_scale: float) -> tuple[Any, Any, Any]:
     """(Arguments and constants of the mask, constants of all kernels)."""
-    from quatsphere.kernels.gpu.launch import ACCUMULATE, BACKWARD_CHUNK, mask_arguments, triton
+    from quatsphere.kernels.gpu.launch import ACCUMULATE, DOT_CHUNK, mask_arguments, triton
 
     (_, _, H, C), k = queries.shape, neighbours.shape[1]
     heads, width = triton.next_power_of_2(H), triton.next_power_of_2(C)
-    chunk = max(1, min(triton.next_power_of_2(k), BACKWARD_CHUNK, 2**15 // (heads * width)))
+    chunk = max(1, min(triton.next_power_of_2(k), DOT_CHUNK, 2**15 // (heads * width)))
     sizes = {"K": k, "H": H, "C": C, "HEADS": heads, "WIDTH": width, "CHUNK": chunk, "SCALE": 1 / math.sqrt(C)}
     warps = min(8, max(1, chunk * heads * width // 2**12))
     return *mask_arguments(keep, 0, keep_scale), {**sizes, "ACCUMULATE": ACCUMULATE[queries.dtype], "num_warps": warps}

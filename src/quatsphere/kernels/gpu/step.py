@@ -12,7 +12,10 @@ from torch import Tensor
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.gpu.attention import stored_mask
+from quatsphere.kernels.inputs import ROUTINGS
 from quatsphere.torch_operators import backward_operator, differentiated_again, operator, plain_gradients
+
+UNIFORM = ROUTINGS.index("uniform")
 
 
 @operator("step_gpu")
@@ -41,91 +44,87 @@ def step_gpu(
     edge_site: int,
     update_site: int,
     products: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """keep_update FFN(attention(x)) + residual for tokens x (B, S, d), with matrix products in dtype `products`.
 
     Returns the result (B, T, d) and, for the gradient, the network's hidden rows (B, S, d), both fields (the second
-    empty within a shell), the aggregate (B, T, d) and the log-sums of the softmax (B, T, H).
+    empty within a shell), the lifted tokens (B, S, d), the aggregate (B, T, d) and the softmax's log-sums (B, T, H).
     """
     from quatsphere.kernels.gpu.launch import Modes, launch_attention
-    from quatsphere.kernels.gpu.step_launch import Dropout, Mixture, launch_hamilton, launch_perturb
+    from quatsphere.kernels.gpu.step_launch import Dropout, LiftedFeatures, Mixture, launch_hamilton, launch_perturb
 
     (B, _, d), T = tokens.shape, neighbours.shape[0]
     aggregated, log_sums = source.new_empty(B, T, d), source.new_empty(B, T, len(beta))
+    lifted = source.new_empty(tokens.shape)
     x, mixture, own = tokens.contiguous(), Mixture(indices, mix_weights), Mixture(None, None)
     rows = torch.mm(x.flatten(0, 1).to(products), first.to(products).t()).view(tokens.shape)
-    source_field = launch_perturb(rows, (inner, weight, bias), bounds[:1], source, own)
+    lifting = LiftedFeatures(x, lifted, transport)
+    source_field = launch_perturb(rows, (inner, weight, bias), bounds[:1], source, own, lifting)
     target_field = source_field.new_empty(0)
     if target is not None:
         target_field = launch_perturb(rows, (inner, weight, bias), bounds[1:], target, mixture)
     features, field = x.unflatten(2, (len(beta), -1, 4)), source_field if target is None else target_field
     tensors = (field, source_field, features, neighbours, beta, keep_edges, None, None)
     modes = Modes(routing, transport, edge_site, edge_scale)
-    launch_attention(tensors, modes, aggregated.view(*aggregated.shape[:2], *features.shape[2:]), log_sums)
+    launch_attention(tensors, modes, aggregated.view(*aggregated.shape[:2], *features.shape[2:]), log_sums, lifted)
     dropout = Dropout(keep_update, update_site, update_scale)
     out = launch_hamilton(aggregated, (up, down), dropout, x, gate, mixture)
-    return out, rows, source_field, target_field, aggregated, log_sums
+    return out, rows, source_field, target_field, lifted, aggregated, log_sums
 
 
 @backward_operator(
-    step_gpu, ("gradient", "rows", "source_field", "target_field", "aggregated", "log_sums"), device=None
+    step_gpu, ("gradient", "rows", "source_field", "target_field", "lifted", "aggregated", "log_sums"), device=None
 )
 def step_gpu_backward(
     gradient: Tensor,
     rows: Tensor,
     source_field: Tensor,
     target_field: Tensor,
+    lifted: Tensor,
     aggregated: Tensor,
     log_sums: Tensor,
     *inputs: Any,
 ) -> list[Tensor]:
     """Gradients of the first twelve arguments of `step_gpu`, empty for an absent target or gate."""
-    from quatsphere.kernels.gpu.launch import Modes, StepResidual, launch_attention_backward
-    from quatsphere.kernels.gpu.step_launch import (
-        Dropout,
-        Mixture,
-        launch_hamilton_backward,
-        launch_perturb_backward,
-    )
+    from quatsphere.kernels.gpu import step_launch
+    from quatsphere.kernels.gpu.launch import LiftedRows, Modes, StepResidual, launch_step_attention_backward
 
     tokens, first, *network, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights = inputs[
         :15
     ]
     keep_edges, keep_update, edge_scale, update_scale, routing, transport, edge_site, update_site, _ = inputs[15:]
-    x, out_gradient, within = tokens.contiguous(), gradient.contiguous(), target is None
-    dropout, mixture = Dropout(keep_update, update_site, update_scale), Mixture(indices, mix_weights)
-    aggregated_grad, up_grad, down_grad = launch_hamilton_backward(out_gradient, aggregated, (up, down), dropout)
-    features, field = x.unflatten(2, (len(beta), -1, 4)), source_field if within else target_field
-    by_channel, beta_grad = (*aggregated.shape[:2], *features.shape[2:]), torch.zeros_like(beta)
-    into = [torch.empty_like(field), torch.empty_like(source_field), torch.empty_like(features), beta_grad]
-    outputs = (aggregated_grad.view(by_channel), aggregated.view(by_channel), log_sums)
-    gate_parts = launch_attention_backward(
-        (field, source_field, features, neighbours, beta, keep_edges, None, None),
+    x, out_gradient = tokens.contiguous(), gradient.contiguous()
+    field = source_field if target is None else target_field
+    dropout = step_launch.Dropout(keep_update, update_site, update_scale)
+    through = step_launch.launch_hamilton_backward(out_gradient, aggregated, field, (up, down), dropout, transport)
+    tokens_grad = torch.empty_like(x)
+    into = [torch.empty_like(field), torch.empty_like(source_field), tokens_grad]
+    beta_parts, gate_parts = launch_step_attention_backward(
+        (field, source_field, x.unflatten(2, (len(beta), -1, 4)), neighbours, beta, keep_edges, None, None),
         Modes(routing, transport, edge_site, edge_scale),
-        outputs,
+        LiftedRows(lifted, through.lifted, through.through, log_sums),
         into,
         StepResidual(out_gradient, gate, indices, mix_weights),
     )
-    nothing, empty = Mixture(None, None), tokens.new_empty(0)
-    targets, own = None, (into[1], into[0]) if within else (into[1],)
-    if target is not None:
-        outer = launch_perturb_backward((into[0],), rows, tuple(network), bounds[1:], target, mixture)
-        targets = (outer.rows, mixture)
-    found = launch_perturb_backward(own, rows, tuple(network), bounds[:1], source, nothing, targets)
-    network_grads: tuple[Tensor, ...] = found.network
-    bound, base = found.bound, empty
-    if target is not None:
-        network_grads = tuple(a + b for a, b in zip(network_grads, outer.network, strict=True))
-        bound, base = torch.cat((bound, outer.bound)), outer.base
-    tokens_grad = into[2].flatten(2)
-    rows_grad, flat = found.rows.flatten(0, 1), tokens_grad.flatten(0, 1)
+    shells = (source,) if target is None else (source, target)
+    parts = step_launch.StepParts(network[1], len(x), shells)
+    mixture = step_launch.Mixture(indices, mix_weights)
+    edge_parts = (None if routing == UNIFORM else beta_parts, None if gate is None else gate_parts)
+    rows_grad = step_launch.launch_step_perturb_backward(
+        (into[0], into[1]), rows, tuple(network), bounds, shells, mixture, parts, edge_parts
+    ).flatten(0, 1)
+    found = step_launch.launch_sums(parts, through.parts, (up, down))
+    flat, narrow = tokens_grad.flatten(0, 1), first.to(rows.dtype)
     first_grad = torch.mm(rows_grad.t(), x.flatten(0, 1).to(rows.dtype)).to(first.dtype)
     if flat.dtype == rows.dtype:
-        flat.addmm_(rows_grad, first.to(rows.dtype))
+        flat.addmm_(rows_grad, narrow)
     else:
-        flat.add_(torch.mm(rows_grad, first.to(rows.dtype)))
-    gate_grad = empty if gate is None else gate_parts.sum().to(gate.dtype)
-    return [tokens_grad, first_grad, *network_grads, bound, found.base, base, beta_grad, up_grad, down_grad, gate_grad]
+        flat.add_(torch.mm(rows_grad, narrow))
+    empty = tokens.new_empty(0)
+    bases = (*found.bases, empty)[:2]
+    gate_grad = empty if gate is None else found.gate.view(gate.shape).to(gate.dtype)
+    rest = (found.beta.to(beta.dtype), found.up, found.down, gate_grad)
+    return [tokens_grad, first_grad, *found.network, found.bounds[: len(bounds)], *bases, *rest]
 
 
 @step_gpu.register_fake
@@ -139,6 +138,7 @@ def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         tokens.new_empty(B, T, d),
         tokens.new_empty(tokens.shape, dtype=products),
         *fields,
+        source.new_empty(tokens.shape),
         source.new_empty(B, T, d),
         sums,
     )
@@ -146,7 +146,7 @@ def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @step_gpu_backward.register_fake
 def _(gradient: Tensor, *rest: Any) -> list[Tensor]:
-    inputs = rest[5:17]
+    inputs = rest[6:18]
     return [gradient.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs]
 
 
@@ -170,7 +170,7 @@ def _backward(ctx: Any, gradient: Tensor | None, *rest: Any) -> tuple[Tensor | N
     if gradient is None:
         return (None,) * 24
     if differentiated_again():
-        return plain_gradients(plain_step, (*ctx.saved_tensors[5:], *ctx.constants), gradient)
+        return plain_gradients(plain_step, (*ctx.saved_tensors[6:], *ctx.constants), gradient)
     found = step_gpu_backward(gradient, *ctx.saved_tensors, *ctx.constants)
     needed = zip(found, ctx.needs_input_grad[:12], strict=True)
     return *(value if need else None for value, need in needed), *[None] * 12

@@ -77,6 +77,31 @@ def lift_sources_kernel(
 
 
 @jit
+def lift_gradient_kernel(
+    field, gradient, out, directions, lifted, through, keys, count, vertices,
+    ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    H: tl.constexpr, Q: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Lift N heads of the output gradient dz (B, T, H, Q, 4); ⟨dz, z⟩ -> through (B, T, H); keys of `geometric`."""
+    item = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)[:, None, None]
+    component, valid = tl.arange(0, 4)[None, None, :], item < count
+    q = components(tl.load(field + item * 4 + component, valid, 0.0).to(ACCUMULATE))
+    channel = tl.arange(0, CHANNELS)[None, :, None]
+    offset, valid_channel = (item * Q + channel) * 4 + component, valid & (channel < Q)
+    z_gradient = tl.load(gradient + offset, valid_channel, 0.0).to(ACCUMULATE)
+    z = tl.load(out + offset, valid_channel, 0.0).to(ACCUMULATE)
+    along = tl.sum(tl.sum(z * z_gradient, 2, keep_dims=True), 1, keep_dims=True)
+    tl.store(through + item, along, valid)
+    tl.store(lifted + offset, together(lift(q, components(z_gradient), TRANSPORT)), valid_channel)
+    if ROUTING == GEOMETRIC:
+        at = directions + (item // H % vertices) * 3 + component - 1
+        p = components(tl.load(at, valid & (component > 0), 0.0).to(ACCUMULATE))
+        square, turned = inner_product(q, q), rotate(conjugate(q), p)
+        key = (-square * square, 2.0 * turned[1], 2.0 * turned[2], 2.0 * turned[3])
+        tl.store(keys + item * 4 + component, together(key), valid)
+
+
+@jit
 def load_rows(neighbours, image, vertex, sources, first, K: tl.constexpr, CHUNK: tl.constexpr):
     """(slots, rows of their sources, which are outside the shell), (CHUNK, 1); slots beyond k repeat the last one."""
     slot = first + tl.arange(0, CHUNK)[:, None]

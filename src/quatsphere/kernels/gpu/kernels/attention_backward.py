@@ -3,8 +3,9 @@
 With g the output gradient lifted by the target, y the lifted sources and z the output, weights are recomputed from the
 saved log-sums, w_ij = exp(β s_ij - log_sum_i), and Σ_j w_ij keep_ij ⟨g_i, y_j⟩ = ⟨dz_i, z_i⟩ needs no second pass:
 
-    targets   dw_ij = ⟨g_i, y_j⟩,  ds_ij = w_ij (keep_ij dw_ij - ⟨dz_i, z_i⟩),  dβ += ds_ij s_ij
-              dkey_i = Σ_j β ds_ij key_j,  dq_i = torque_i ⊗ q_i / |q_i|² + (dkey_i through the key)
+    edges     dw_ij = ⟨g_i, y_j⟩,  ds_ij = w_ij (keep_ij dw_ij - ⟨dz_i, z_i⟩)
+    targets   a_i = Σ_j keep_ij w_ij y_j,  dβ += ds_ij s_ij,  dkey_i = Σ_j β ds_ij key_j
+              dq_i = torque_i ⊗ q_i / |q_i|² + (dkey_i through the key)
     sources   dy_j = Σ_i keep_ij w_ij g_i,  dx_j = lower(q_j, dy_j),  dkey_j = Σ_i β ds_ij key_i,  dq_j likewise
 
     transport    lift(q, x)    lower(q, a)    torque of lift, gradient g at y    torque of lower, g lifted
@@ -12,8 +13,9 @@ saved log-sums, w_ij = exp(β s_ij - log_sum_i), and Σ_j w_ij keep_ij ⟨g_i, y
     one_sided    q x           q* a           g y*                               a g*
     identity     x             a              0                                  0
 
-A source sums over its incoming edges in their order: no atomics, bit-identical results. What depends on an edge and a
-head, the kept weight and the gradient of the inner product, is in two tables (B, T, k, H).
+A source sums over its edges in their order: no atomics, bit-identical results. Both ends of an edge compute its weight
+and ds_ij for themselves, from rows that they read anyway: nothing with an edge axis is in memory. Targets and sources
+are programs of one launch, so that one image's rows of g and y serve both while they are in the cache.
 """
 
 import triton.language as tl
@@ -39,6 +41,7 @@ from quatsphere.kernels.gpu.kernels.quaternions import (
     components,
     conjugate,
     inner_product,
+    inverse_lift,
     jit,
     lift,
     multiply,
@@ -68,71 +71,64 @@ def store_directions(table, row, p, H: tl.constexpr, HEADS: tl.constexpr):
 
 
 @jit
-def _target_torque(q, square, z, g, TRANSPORT: tl.constexpr):
-    """Σ over channels of the torque of lowering; the aggregate is the output z lifted again."""
-    inverse = 1.0 / square
-    if TRANSPORT == SANDWICH:
-        inverse = inverse * inverse
-    return total(torque(scale(inverse, lift(q, z, TRANSPORT)), g, TRANSPORT), 1)
+def edge_gradients(
+    product, score, dw, beta, log_sum, through, survivors, used,
+    ROUTING: tl.constexpr, KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr,
+):  # fmt: skip
+    """(kept weight, gradient of the logit, gradient of the inner product of the keys) of edges, (CHUNK, HEADS)."""
+    weight = tl.exp(tl.where(used, beta * score - log_sum, float("-inf")))
+    kept = weight
+    if KEEP != NO_MASK:
+        kept = tl.where(survivors, weight * KEEP_SCALE, 0.0)
+    logit_gradient = kept * dw - weight * through
+    product_gradient = beta * logit_gradient
+    if ROUTING == ABSOLUTE:
+        product_gradient *= tl.where(product > 0.0, 1.0, tl.where(product < 0.0, -1.0, 0.0))
+    return kept, logit_gradient, product_gradient
 
 
 @jit
-def target_gradients_kernel(
-    gradient, out, log_sums, field, lifted, keys, neighbours, beta, keep, directions,
-    lifted_gradient, target_keys, kept_table, score_table, field_gradient, beta_parts, direction_parts,
-    targets, sources, site, threshold,
+def target_gradients(
+    vertex, image, field, lifted, keys, gradient, log_sums, through, neighbours, beta, keep, directions,
+    field_gradient, beta_parts, direction_parts, targets, sources, site, threshold,
     ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr,
     ACCUMULATE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write g_i, the tables of the edges, dq_i, and per vertex and head the parts of dβ and dp_i."""
-    vertex, image = tl.program_id(0), tl.program_id(1)
+    """dq_i of a target, and per head its parts of dβ and dp_i."""
     here = (image * targets + vertex).to(tl.int64)
     head = tl.arange(0, HEADS)
-    offset, valid = feature_offsets(H, Q, HEADS, CHANNELS)
     q = head_quaternions(field, here, H, HEADS, ACCUMULATE)
-    square = tl.where((head < H)[:, None], inner_product(q, q), 1.0)
-    z = components(tl.load(out + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
-    z_gradient = components(tl.load(gradient + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
-    through_output = tl.sum(inner_product(z, z_gradient), 1)
-    g = lift(q, z_gradient, TRANSPORT)
-    total_torque = _target_torque(q, square, z, g, TRANSPORT)
-    rows_of_g = together(g)
-    tl.store(lifted_gradient + here * (4 * H * Q) + offset, rows_of_g, valid)
-    key = key_of_target(q, directions, vertex, ROUTING, ACCUMULATE)
-    if ROUTING == GEOMETRIC:
-        store_heads(target_keys, here, key, H, HEADS)
-    key, flat_g = tl.trans(together(key), 1, 0, 2), tl.reshape(rows_of_g, (HEADS, 4 * CHANNELS))[None, :, :]
+    key = tl.trans(together(key_of_target(q, directions, vertex, ROUTING, ACCUMULATE)), 1, 0, 2)
+    flat_g = load_features(gradient, here + tl.zeros((1, 1), tl.int64), H, Q, HEADS, CHANNELS, ACCUMULATE)
     inverse_temperature = tl.load(beta + head, head < H, 0.0).to(ACCUMULATE)[None, :]
     log_sum = tl.load(log_sums + here * H + head, head < H, 0.0)[None, :]
+    along = tl.load(through + here * H + head, head < H, 0.0)[None, :]
     key_gradient, beta_part = tl.zeros((HEADS, 4), ACCUMULATE), tl.zeros((HEADS,), ACCUMULATE)
+    aggregated = tl.zeros((HEADS, 4 * CHANNELS), ACCUMULATE)
     for first in range(0, K, CHUNK):
         slot, row, outside = load_rows(neighbours, image, vertex, sources, first, K, CHUNK)
         source_keys = load_keys(keys, row, H, HEADS, ACCUMULATE)
         product, score = scores(key, source_keys, ROUTING)
+        score = tl.where(outside, float("nan"), score)
         used = (slot < K) & (head[None, :] < H)
-        logit = tl.where(outside, float("nan"), inverse_temperature * score - log_sum)
-        weight = tl.where(used, tl.exp(logit), 0.0)
-        kept = weight
-        if KEEP != NO_MASK:
-            edge = (image, vertex, targets, slot, head[None, :], used)
-            survivors = edge_mask(keep, site, threshold, edge, K, H, KEEP)
-            kept = tl.where(survivors, weight * KEEP_SCALE, 0.0)
-        at = (here * K + slot) * H + head[None, :]
-        tl.store(kept_table + at, kept, used)
+        edge = (image, vertex, targets, slot, head[None, :], used)
+        survivors = edge_mask(keep, site, threshold, edge, K, H, KEEP) if KEEP != NO_MASK else used
+        y = load_features(lifted, row, H, Q, HEADS, CHANNELS, ACCUMULATE)
+        kept, logit_gradient, product_gradient = edge_gradients(
+            product, score, tl.sum(flat_g * y, 2), inverse_temperature, log_sum, along, survivors, used,
+            ROUTING, KEEP, KEEP_SCALE,
+        )  # fmt: skip
+        aggregated += tl.sum(kept[:, :, None] * y, 0)
         if ROUTING != UNIFORM:
-            y = load_features(lifted, row, H, Q, HEADS, CHANNELS, ACCUMULATE)
-            logit_gradient = kept * tl.sum(flat_g * y, 2) - weight * through_output[None, :]
             beta_part += tl.sum(logit_gradient * score, 0)
-            score_gradient = inverse_temperature * logit_gradient
-            if ROUTING == ABSOLUTE:
-                sign = tl.where(product > 0.0, 1.0, tl.where(product < 0.0, -1.0, 0.0))
-                score_gradient = score_gradient * sign
-            tl.store(score_table + at, score_gradient, used)
-            key_gradient += tl.sum(score_gradient[:, :, None] * source_keys, 0)
+            key_gradient += tl.sum(product_gradient[:, :, None] * source_keys, 0)
     if ROUTING != UNIFORM:
         tl.store(beta_parts + here * H + head, beta_part, head < H)
+    a, g = tl.reshape(aggregated, (HEADS, CHANNELS, 4)), tl.reshape(flat_g, (HEADS, CHANNELS, 4))
+    total_torque = total(torque(components(a), components(g), TRANSPORT), 1)
     through_key = components(key_gradient[:, None, :])
+    square = tl.where((head < H)[:, None], inner_product(q, q), 1.0)
     if ROUTING == GEOMETRIC:
         p = load_direction(directions, vertex, ACCUMULATE)
         turned = (through_key[0] * 0.0, 2.0 * through_key[1], 2.0 * through_key[2], 2.0 * through_key[3])
@@ -147,43 +143,50 @@ def target_gradients_kernel(
 
 
 @jit
-def source_gradients_kernel(
-    field, lifted, directions, offsets, edges, lifted_gradient, target_keys, kept_table, score_table,
-    features_gradient, field_gradient, direction_parts,
-    residual, gate, features, gate_parts, mixing_offsets, mixing_edges, mixing_weights,
-    targets, sources, RESIDUAL: tl.constexpr, TERMS: tl.constexpr,
-    ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, ACCUMULATE: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
+def source_gradients(
+    vertex, image, field, lifted, keys, gradient, log_sums, through, target_keys, beta, keep, directions,
+    offsets, edges, features_gradient, field_gradient, direction_parts,
+    residual, gate, gate_parts, mixing_offsets, mixing_edges, mixing_weights, targets, sources, site, threshold,
+    RESIDUAL: tl.constexpr, TERMS: tl.constexpr,
+    ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """dx_j, dq_j and the parts of dp_j from the targets' tables; the edges into j start at edges[offsets[j]].
+    """dx_j, dq_j and the parts of dp_j of a source; the edges into j start at edges[offsets[j]].
 
     A step's residual has the output gradient `residual` (B, T, H, Q, 4): its own row is added to dx_j, or gate times
-    the adjoint of the interpolation, whose product with the features is a vertex's part of the gate's gradient.
+    the adjoint of the interpolation, whose product with x_j is a vertex's part of the gate's gradient.
     """
-    vertex, image = tl.program_id(0), tl.program_id(1)
     here = (image * sources + vertex).to(tl.int64)
-    head = tl.arange(0, HEADS)[None, :]
+    head, own = tl.arange(0, HEADS)[None, :], here + tl.zeros((1, 1), tl.int64)
     start, stop = tl.load(offsets + vertex).to(tl.int32), tl.load(offsets + vertex + 1).to(tl.int32)
+    flat_y = load_features(lifted, own, H, Q, HEADS, CHANNELS, ACCUMULATE)
+    key = load_keys(keys, own, H, HEADS, ACCUMULATE)
+    inverse_temperature = tl.load(beta + head, head < H, 0.0).to(ACCUMULATE)
     key_gradient, flat_g = tl.zeros((HEADS, 4), ACCUMULATE), tl.zeros((HEADS, 4 * CHANNELS), ACCUMULATE)
     for first in range(start, stop, CHUNK):
         index = first + tl.arange(0, CHUNK)[:, None]  # beyond the end the last edge again, with weight 0
         twice = tl.minimum(index, stop - 1) + tl.zeros((1, 2), tl.int32)  # as in `load_rows`
         edge = tl.max(tl.load(edges + twice), 1, keep_dims=True).to(tl.int32)
-        row, valid = (image * targets + edge // K).to(tl.int64), (index < stop) & (head < H)
-        at = ((image * targets).to(tl.int64) * K + edge) * H + head
-        kept = tl.load(kept_table + at, valid, 0.0)
-        g = load_features(lifted_gradient, row, H, Q, HEADS, CHANNELS, ACCUMULATE)
+        row, used = (image * targets + edge // K).to(tl.int64), (index < stop) & (head < H)
+        g = load_features(gradient, row, H, Q, HEADS, CHANNELS, ACCUMULATE)
+        edge_keys = load_keys(target_keys, row, H, HEADS, ACCUMULATE)
+        product, score = scores(key, edge_keys, ROUTING)
+        log_sum, along = tl.load(log_sums + row * H + head, used, 0.0), tl.load(through + row * H + head, used, 0.0)
+        place = (image, 0, targets, edge, head, used)  # all targets' slots are numbered in turn
+        survivors = edge_mask(keep, site, threshold, place, K, H, KEEP) if KEEP != NO_MASK else used
+        kept, _, product_gradient = edge_gradients(
+            product, score, tl.sum(flat_y * g, 2), inverse_temperature, log_sum, along, survivors, used,
+            ROUTING, KEEP, KEEP_SCALE,
+        )  # fmt: skip
         flat_g += tl.sum(kept[:, :, None] * g, 0)
         if ROUTING != UNIFORM:
-            score_gradient = tl.load(score_table + at, valid, 0.0)
-            keys = load_keys(target_keys, row, H, HEADS, ACCUMULATE)
-            key_gradient += tl.sum(score_gradient[:, :, None] * keys, 0)
+            key_gradient += tl.sum(product_gradient[:, :, None] * edge_keys, 0)
     offset, valid = feature_offsets(H, Q, HEADS, CHANNELS)
     q = head_quaternions(field, here, H, HEADS, ACCUMULATE)
     square = tl.where(tl.trans(head, 1, 0) < H, inner_product(q, q), 1.0)
     g = components(tl.reshape(flat_g, (HEADS, CHANNELS, 4)))
-    y = components(tl.load(lifted + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE))
+    y = components(tl.reshape(flat_y, (HEADS, CHANNELS, 4)))
     total_torque = total(torque(g, y, TRANSPORT), 1)
     x_gradient = together(lift(conjugate(q), g, TRANSPORT))
     if RESIDUAL == SAME_ROW:
@@ -191,8 +194,8 @@ def source_gradients_kernel(
     if RESIDUAL == INTERPOLATED:
         reverse = (mixing_offsets, mixing_edges, mixing_weights)
         back = adjoint_row(residual, reverse, image, vertex, targets, offset, valid, 4 * H * Q, TERMS, ACCUMULATE)
-        x = tl.load(features + here * (4 * H * Q) + offset, valid, 0.0).to(ACCUMULATE)
-        tl.store(gate_parts + here, tl.sum(back * x))
+        along_x = inner_product(lift(q, components(back), TRANSPORT), y)  # ⟨back, x⟩ |q|² or |q|⁴
+        tl.store(gate_parts + here, tl.sum(along_x * inverse_lift(square, TRANSPORT)))
         x_gradient += tl.load(gate).to(ACCUMULATE) * back
     tl.store(features_gradient + here * (4 * H * Q) + offset, x_gradient, valid)
     q_gradient = scale(1.0 / square, multiply(total_torque, q))
@@ -203,3 +206,31 @@ def source_gradients_kernel(
     elif ROUTING != UNIFORM:
         q_gradient = add(q_gradient, through_key)
     store_heads(field_gradient, here, q_gradient, H, HEADS)
+
+
+@jit
+def attention_gradients_kernel(
+    target_field, source_field, lifted, keys, gradient, log_sums, through, target_keys, neighbours, offsets, edges,
+    beta, keep, target_directions, source_directions,
+    target_gradient, source_gradient, features_gradient, beta_parts, target_parts, source_parts,
+    residual, gate, gate_parts, mixing_offsets, mixing_edges, mixing_weights, targets, sources, site, threshold,
+    RESIDUAL: tl.constexpr, TERMS: tl.constexpr,
+    ROUTING: tl.constexpr, TRANSPORT: tl.constexpr, KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of an image's targets, then of its sources, from g (B, T, H, Q, 4) and ⟨dz, z⟩ (B, T, H)."""
+    program, image = tl.program_id(0), tl.program_id(1)
+    if program < targets:
+        target_gradients(
+            program, image, target_field, lifted, keys, gradient, log_sums, through, neighbours, beta, keep,
+            target_directions, target_gradient, beta_parts, target_parts, targets, sources, site, threshold,
+            ROUTING, TRANSPORT, KEEP, KEEP_SCALE, ACCUMULATE, K, H, Q, HEADS, CHANNELS, CHUNK,
+        )  # fmt: skip
+    else:
+        source_gradients(
+            program - targets, image, source_field, lifted, keys, gradient, log_sums, through, target_keys, beta, keep,
+            source_directions, offsets, edges, features_gradient, source_gradient, source_parts,
+            residual, gate, gate_parts, mixing_offsets, mixing_edges, mixing_weights, targets, sources, site, threshold,
+            RESIDUAL, TERMS, ROUTING, TRANSPORT, KEEP, KEEP_SCALE, ACCUMULATE, K, H, Q, HEADS, CHANNELS, CHUNK,
+        )  # fmt: skip

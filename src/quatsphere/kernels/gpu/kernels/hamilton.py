@@ -9,7 +9,7 @@ import triton.language as tl
 
 from quatsphere.kernels.gpu.kernels.masks import HASHED, NO_MASK, hashed_quarters, stream_key
 from quatsphere.kernels.gpu.kernels.mixing import INTERPOLATED, NOTHING, SAME_ROW
-from quatsphere.kernels.gpu.kernels.quaternions import jit
+from quatsphere.kernels.gpu.kernels.quaternions import components, jit, lift, together
 
 
 @jit
@@ -48,17 +48,18 @@ def load_matrix(
 
 
 @jit
-def weight_gradient_kernel(
-    parts, gradient, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr, ACCUMULATE: tl.constexpr
+def weight_gradient(
+    parts, gradient, count, head, first, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Sum parts (count, H, ROWS, COLUMNS) of a real matrix's gradient into that of its quaternions, N at a time."""
-    item, head = tl.program_id(0) * N + tl.arange(0, N)[:, None], tl.program_id(1)
+    """Sum parts (count, H, ROWS, COLUMNS) of a real matrix's gradient into that of N of a head's quaternions."""
+    item = first + tl.arange(0, N)[:, None]
     valid = item < (ROWS // 4) * (COLUMNS // 4)
     row, column, component = item // (COLUMNS // 4) * 4, item % (COLUMNS // 4) * 4, tl.arange(0, 4)[None, :]
     size: tl.constexpr = ROWS * COLUMNS
     total = tl.zeros((N, 4), ACCUMULATE)
     for part in range(count):
-        matrix = parts + (part * tl.num_programs(1) + head).to(tl.int64) * size
+        matrix = parts + (part * H + head).to(tl.int64) * size
         for r in tl.static_range(4):
             entry = tl.load(matrix + (row + r) * COLUMNS + column + (component ^ r), valid, 0.0)
             total += entry * _sign(row * 0 + r, component ^ r).to(ACCUMULATE)
@@ -132,12 +133,12 @@ def hamilton_kernel(
 
 @jit
 def hamilton_gradients_kernel(
-    gradient, x, up, down, keep, x_gradient, up_parts, down_parts,
+    gradient, x, field, up, down, keep, lifted_gradient, through, up_parts, down_parts,
     tokens, vertices, tiles, site, threshold,
     H: tl.constexpr, C: tl.constexpr, M: tl.constexpr, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, N: tl.constexpr,
-    KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    KEEP: tl.constexpr, KEEP_SCALE: tl.constexpr, TRANSPORT: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """dx, and per program the parts of dup and ddown: `tiles` times N tokens, one head.
+    """dx lifted by the field (B, T, H, 4), ⟨dx, x⟩, and the parts of dup and ddown: `tiles` times N tokens, one head.
 
     With p = up x, h = gelu(p) and g the gradient after dropout: dh = downᵀ g, dp = dh gelu'(p), dx = upᵀ dp.
     """
@@ -162,7 +163,12 @@ def hamilton_gradients_kernel(
         p_gradient = p_gradient * (distribution + p * normal_density(p))
         up_total += tl.dot(tl.trans(p_gradient), rows, input_precision="ieee", out_dtype=ACCUMULATE)
         dx = tl.dot(p_gradient, inner, input_precision="ieee", out_dtype=ACCUMULATE)
-        tl.store(x_gradient + at, dx, valid_channel)
+        item = token.to(tl.int64) * H + head
+        tl.store(through + item, tl.sum(dx * rows, 1, keep_dims=True), valid)
+        at_q = field + item[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        q = components(tl.load(at_q, valid[:, :, None], 0.0).to(ACCUMULATE))
+        g = lift(q, components(tl.reshape(dx, (N, WIDTH // 4, 4))), TRANSPORT)
+        tl.store(lifted_gradient + at, tl.reshape(together(g), (N, WIDTH)), valid_channel)
     row, column = tl.arange(0, HIDDEN)[:, None], tl.arange(0, WIDTH)[None, :]
     first = (part * H + head).to(tl.int64) * (M * C)
     tl.store(up_parts + first + row * C + column, up_total, (row < M) & (column < C))

@@ -86,6 +86,17 @@ def lift(q, x, TRANSPORT: tl.constexpr):
 
 
 @jit
+def inverse_lift(square, TRANSPORT: tl.constexpr):
+    """1 / |q|⁴, 1 / |q|² or 1 for square = |q|²: the factor with which lowering inverts lifting."""
+    if TRANSPORT == SANDWICH:
+        return 1.0 / (square * square)
+    elif TRANSPORT == ONE_SIDED:  # noqa: RET505 (Triton prunes branches, not code after a return)
+        return 1.0 / square
+    else:
+        return square * 0.0 + 1.0
+
+
+@jit
 def torque(a, b, TRANSPORT: tl.constexpr):
     """Torque per channel in the shared frame; the gradient of lift has (a, b) = (g, y), that of lower (a, g)."""
     w, x, y, z = multiply(a, conjugate(b))
