@@ -38,7 +38,7 @@ BUDGETS = {
     "attend": (890, 168),
     "attention_gradients": (5310, 164),
     "perturb": (820, 100),
-    "perturb_gradients": (1850, 240),
+    "perturb_gradients": (1850, 238),
     "hamilton": (2800, 160),
     "hamilton_gradients": (5650, 203),
     "sum_parts": (1110, 40),

@@ -295,7 +295,7 @@ def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> 
     bounds = LearnedBound.limit(every).split([len(own) for own in logits])
     betas = Routing.positive(torch.stack([step.routing.beta_logit for step in modules])).unbind()
     up, post = torch.cat([step.ffn.up.weight for step in modules]), torch.cat([step.post.weight for step in modules])
-    merged = modules[0].ffn.merge(up, post).contiguous().split(len(modules[0].post.weight))
+    merged = modules[0].ffn.merge_in_few_launches(up, post).split(len(modules[0].post.weight))
     gates = [getattr(step.gate, "logit", None) for step in modules]
     known = [logit for logit in gates if logit is not None]
     opened = iter(torch.sigmoid(torch.stack(known)).unbind() if known else ())
