@@ -79,11 +79,12 @@ def residual_grad(gradient: Tensor, x: Tensor, indices: Tensor | None, weights: 
     """`ResidualGrad` of the loops for a residual from x (B, S, d) with output gradient (B, T, d)."""
     from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualGrad, reverse_graph
 
+    mixed = indices is not None and indices.numel() > 0
     if indices is None or weights is None:
         indices, weights = torch.empty(0, 1, dtype=torch.int64), x.new_empty(0)
     graph = reverse_graph(flat(indices), indices.shape[1], x.shape[1])
     _, targets, width = gradient.shape
-    return ResidualGrad(flat(gradient), flat(x), graph, flat(weights.to(x.dtype)), gate, targets, width)
+    return ResidualGrad(flat(gradient), flat(x), graph, flat(weights.to(x.dtype)), gate, mixed, targets, width)
 
 
 @resample.register_fake

@@ -14,11 +14,9 @@ The score of every routing is an inner product of 4-vectors, target key with sou
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.extending import overload
-
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
-from quatsphere.kernels.cpu.loops.jit import compiled, inlined
+from quatsphere.kernels.cpu.loops.jit import chosen_by_type, compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import edge_dots, gather_sum_tiles
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
@@ -38,6 +36,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     load,
     mask_gathered,
     mask_vector,
+    pointers,
     prefetch,
     prefetch_range,
     select_less,
@@ -110,7 +109,7 @@ def images_per_item(sizes: Any) -> int:
     raise NotImplementedError("compiled code only")
 
 
-@overload(images_per_item, strict=False)
+@chosen_by_type(images_per_item)
 def _(sizes: Any) -> Any:
     return (lambda sizes: sizes.packed) if "packed" in sizes.fields else (lambda sizes: 1)
 
@@ -317,6 +316,7 @@ def attend_targets(inputs, sizes, item, start, stop, tables, scratch, out):
 def attend_items(items, chunks, inputs, sizes, out, tables, scratch):
     """Lift the chunks of sources chunks[0], then attend for the chunks of targets chunks[1], for each item."""
     sources, targets = chunks
+    inputs, out, tables, scratch = pointers((inputs, out, tables, scratch))
     for item in range(*items):
         start, stop = sources[0] * CHUNK_VERTICES, min(sources[1] * CHUNK_VERTICES, sizes.sources)
         lift_sources(inputs, sizes, item, start, stop, tables)

@@ -58,7 +58,17 @@ from quatsphere.kernels.cpu.loops.quaternions import (
     scatter_quaternions,
     store_tile,
 )
-from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, extract, fma, load, load_wide, select_less, splat, store
+from quatsphere.kernels.cpu.loops.simd import (
+    WIDE_LANES,
+    extract,
+    fma,
+    load,
+    load_wide,
+    pointers,
+    select_less,
+    splat,
+    store,
+)
 from quatsphere.kernels.cpu.loops.threads import Span
 
 
@@ -265,6 +275,8 @@ def attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual
     """For each item lift the chunks of sources chunks[0], then compute the gradients of the chunks of targets chunks[1]
     and of sources chunks[2]."""
     lifts, targets, sources = chunks
+    inputs, outputs, graph, residual = pointers((inputs, outputs, graph, residual))
+    gradients, tables, scratch = pointers((gradients, tables, scratch))
     target_chunks = (sizes.targets + CHUNK_VERTICES - 1) // CHUNK_VERTICES
     for item in range(*items):
         start, stop = lifts[0] * CHUNK_VERTICES, min(lifts[1] * CHUNK_VERTICES, sizes.sources)

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.core import cgutils
-from numba.extending import overload
 from numpy.polynomial import Polynomial
 
-from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
+from quatsphere.kernels.cpu.loops.jit import chosen_by_type, has_avx512, inlined, instruction
 from quatsphere.kernels.cpu.loops.simd import (
     WIDE_LANES,
     absolute,
@@ -81,7 +80,7 @@ def _exp_parts(x: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(_exp_parts, strict=False)
+@chosen_by_type(_exp_parts)
 def _(x: Any) -> Any:
     if x.scalar == types.float32:
         return lambda x: _exp_parts32(x)
@@ -142,7 +141,7 @@ def power_series(s: Any, c: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(power_series, strict=False)
+@chosen_by_type(power_series)
 def _(s: Any, c: Any) -> Any:
     if s.scalar == types.float32:
         return lambda s, c: _series32(s, c)
@@ -237,11 +236,13 @@ DENSITY_ROOT = _fit(DENSITY * np.exp(-0.5 * _A**2), _A**2, 5, _A)
 
 
 @inlined
-def _eighth_power(x, c):
-    """(Σ c_n xⁿ)⁸."""
-    p = splat(x, c[len(c) - 1])
-    for n in range(len(c) - 2, -1, -1):
-        p = fma(p, x, splat(x, c[n]))
+def _eighth_power(x, p, c):
+    """(p x⁵ + Σ_(n<5) c_n xⁿ)⁸."""
+    p = fma(p, x, splat(x, c[4]))
+    p = fma(p, x, splat(x, c[3]))
+    p = fma(p, x, splat(x, c[2]))
+    p = fma(p, x, splat(x, c[1]))
+    p = fma(p, x, splat(x, c[0]))
     square = p * p
     fourth = square * square
     return fourth * fourth
@@ -252,8 +253,9 @@ def gelu_by_roots(x):
     """(x Φ(x), its slope); NaN stays NaN."""
     zero, end, magnitude = splat(x, 0.0), splat(x, ROOT_END), absolute(x)
     a = select_less(end, magnitude, end, magnitude)
-    tail = _eighth_power(a, TAIL_ROOT)
-    slope = fma(zero - a, _eighth_power(a * a, DENSITY_ROOT), tail)
+    top = fma(fma(splat(x, TAIL_ROOT[7]), a, splat(x, TAIL_ROOT[6])), a, splat(x, TAIL_ROOT[5]))
+    tail = _eighth_power(a, top, TAIL_ROOT)
+    slope = fma(zero - a, _eighth_power(a * a, splat(x, DENSITY_ROOT[5]), DENSITY_ROOT), tail)
     return fma(zero - a, tail, select_less(zero, x, x, zero)), select_less(x, zero, slope, 1.0 - slope)
 
 
@@ -276,7 +278,7 @@ def gelu_with_slope(x: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(gelu_with_slope, strict=False)
+@chosen_by_type(gelu_with_slope)
 def _(x: Any) -> Any:
     if x.scalar == types.float32:
         fast = gelu_by_table if has_avx512() else gelu_by_roots
@@ -285,6 +287,6 @@ def _(x: Any) -> Any:
     return lambda x: _gelu_with_slope64(x, lanes)
 
 
-@overload(gelu, strict=False)
+@chosen_by_type(gelu)
 def _(x: Any) -> Any:
     return lambda x: gelu_with_slope(x)[0]

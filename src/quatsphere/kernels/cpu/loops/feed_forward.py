@@ -29,7 +29,9 @@ from quatsphere.kernels.cpu.loops.simd import (
     fma,
     load_wide,
     mask_vector,
+    pointers,
     prefetch,
+    shifted,
     splat,
     store,
 )
@@ -214,23 +216,24 @@ def item_range(item, sizes):
 
 
 @inlined
-def head_slices(sizes, head):
-    """Slices of one head's weights: real matrices and packed ones."""
-    real, packed = sizes.narrow * sizes.wide, 2 * (sizes.channels // 4) * sizes.wide
-    return slice(head * real, (head + 1) * real), slice(head * packed, (head + 1) * packed)
+def head_offsets(sizes, head):
+    """Offsets of one head's weights: real matrices and packed ones."""
+    return head * sizes.narrow * sizes.wide, head * 2 * (sizes.channels // 4) * sizes.wide
 
 
 @inlined
 def feed_forward_block(sizes, weights, block, head, first, x, keep, residual, out):
     """y of one block of tokens of one head."""
-    C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_slices(sizes, head)
+    C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_offsets(sizes, head)
     read_block(x, sizes, head, first, block.x)
     prefetch_next(x, sizes, head, first)
     hadamard_block(block.x, BLOCK_TOKENS * C, block.x_hat)
-    multiply_wide(block.x_hat, block.x, C, BLOCK_TOKENS, Q, weights.up[packed], M // 4, store, block.activation)
+    multiply_wide(
+        block.x_hat, block.x, C, BLOCK_TOKENS, Q, shifted(weights.up, packed), M // 4, store, block.activation
+    )
     activate(block.activation, BLOCK_TOKENS * M)
     prefetch_next(out, sizes, head, first)
-    matmul(block.activation, weights.down[real], M, C, block.result)
+    matmul(block.activation, shifted(weights.down, real), M, C, block.result)
     apply_dropout(block.result, keep, sizes, head, first)
     if residual.sources > 0:
         count, row, shift = min(BLOCK_TOKENS, sizes.tokens - first), sizes.heads * sizes.channels, head * sizes.channels
@@ -252,6 +255,7 @@ def feed_forward_range(tokens, heads, sizes, weights, block, x, keep, residual, 
 @compiled
 def feed_forward_items(items, sizes, weights, x, keep, residual, out, block):
     """y of a range of items (chunk of tokens, group of heads)."""
+    weights, x, keep, residual, out, block = pointers((weights, x, keep, residual, out, block))
     for item in range(*items):
         start, stop, first_head, last_head = item_range(item, sizes)
         feed_forward_range((start, stop), (first_head, last_head), sizes, weights, block, x, keep, residual, out)
@@ -260,8 +264,8 @@ def feed_forward_items(items, sizes, weights, x, keep, residual, out, block):
 @inlined
 def feed_forward_backward_block(sizes, weights, block, head, first, inputs, into, part):
     """Gradients of one block of tokens of one head; those of the weights are added to this part of the sums."""
-    C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_slices(sizes, head)
-    size, (_, sums) = BLOCK_TOKENS * C, head_slices(sizes, part)
+    C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_offsets(sizes, head)
+    size, (_, sums) = BLOCK_TOKENS * C, head_offsets(sizes, part)
     x, keep, gradient = inputs
     read_block(x, sizes, head, first, block.x)
     read_block(gradient, sizes, head, first, block.gradient)
@@ -269,24 +273,26 @@ def feed_forward_backward_block(sizes, weights, block, head, first, inputs, into
     prefetch_next(x, sizes, head, first)
     hadamard_block(block.x, size, block.x_hat)
     hadamard_block(block.gradient, size, block.gradient_hat)
-    multiply_wide(block.x_hat, block.x, C, BLOCK_TOKENS, Q, weights.up[packed], M // 4, store, block.activation)
+    multiply_wide(
+        block.x_hat, block.x, C, BLOCK_TOKENS, Q, shifted(weights.up, packed), M // 4, store, block.activation
+    )
     prefetch_next(gradient, sizes, head, first)
-    wide, down = (block.activation, block.wide_gradient), weights.down_conj[packed]
+    wide, down = (block.activation, block.wide_gradient), shifted(weights.down_conj, packed)
     multiply_wide(
         block.gradient_hat, block.gradient, C, BLOCK_TOKENS, Q, down, M // 4, store_with_slope, wide
     )  # fmt: skip
-    matmul(block.wide_gradient, weights.up_conj[real], M, C, block.result)
+    matmul(block.wide_gradient, shifted(weights.up_conj, real), M, C, block.result)
     write_block(block.result, sizes, head, first, into[0])
     prefetch_next(into[0], sizes, head, first)
     conjugate_block(block.x, size, block.conjugate)
     hadamard_block(block.conjugate, size, block.conjugate_hat)
     add_outer(
         block.conjugate_hat, block.conjugate, right_factor_indices, C, BLOCK_TOKENS, Q, block.wide_gradient, wide_left,
-        M // 4, into[1][sums],
+        M // 4, shifted(into[1], sums),
     )  # fmt: skip
     add_outer(
         block.gradient_hat, block.gradient, left_factor_indices, C, BLOCK_TOKENS, Q, block.activation,
-        wide_right_conjugated, M // 4, into[2][sums],
+        wide_right_conjugated, M // 4, shifted(into[2], sums),
     )  # fmt: skip
 
 
@@ -297,11 +303,13 @@ def feed_forward_backward_items(items, sizes, weights, inputs, into, block):
     into = (dx, eight sums of dup and of ddown* in parts (chunks, H, Q, 8, O)).
     """
     size = 2 * (sizes.channels // 4) * sizes.wide
+    weights, inputs, into, block = pointers((weights, inputs, into, block))
     for item in range(*items):
         start, stop, first_head, last_head = item_range(item, sizes)
         part = start // sizes.chunk * sizes.heads
-        into[1][(part + first_head) * size : (part + last_head) * size] = 0.0
-        into[2][(part + first_head) * size : (part + last_head) * size] = 0.0
+        for at in range((part + first_head) * size, (part + last_head) * size):
+            into[1][at] = 0.0
+            into[2][at] = 0.0
         for first in range(start, stop, BLOCK_TOKENS):
             for head in range(first_head, last_head):
                 feed_forward_backward_block(sizes, weights, block, head, first, inputs, into, part + head)

@@ -34,6 +34,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     load,
     load_partial,
     load_wide,
+    pointers,
     prefetch_range,
     shuffle_mask,
     splat,
@@ -271,7 +272,7 @@ def perturb_range(tiles, images, blocks, sizes, bound, arrays, scratch):
 def perturb_tiles(tiles, sizes, bound, arrays, scratch):
     """q for a range of tiles."""
     blocks = 0, (sizes.heads + LANES - 1) // LANES
-    perturb_range(tiles, (0, sizes.images), blocks, sizes, bound, arrays, scratch)
+    perturb_range(tiles, (0, sizes.images), blocks, sizes, bound, pointers(arrays), pointers(scratch))
 
 
 def tile_count(sizes: FieldSizes) -> int:

@@ -50,6 +50,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     insert,
     load,
     load_wide,
+    pointers,
     prefetch_range,
     splat,
     split_halves,
@@ -266,11 +267,15 @@ def tile_gradients(sizes, image, tile, count, bound, arrays, scratch, saved, mix
 @compiled
 def perturb_backward_tiles(tiles, sizes, bound, arrays, mixing, gradients, scratch, saved):
     """All gradients of a range of tiles; the partial sums are zero on entry."""
+    sums = len(saved.sums)
+    arrays, mixing, gradients = pointers(arrays), pointers(mixing), pointers(gradients)
+    scratch, saved = pointers(scratch), pointers(saved)
     for tile in range(*tiles):
         first = tile * LANES
         count, total = min(LANES, sizes.vertices - first), splat(arrays.base, 0.0)
         normalize_base((0, (sizes.heads + LANES - 1) // LANES), sizes, first, count, arrays, scratch)
-        saved.sums[:] = 0.0
+        for at in range(sums):
+            saved.sums[at] = 0.0
         for image in range(sizes.images):
             total = total + tile_gradients(sizes, image, tile, count, bound, arrays, scratch, saved, mixing, gradients)
         store(gradients.bound, tile * LANES, total)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from quatsphere.kernels.cpu.loops.jit import compiled, inlined
+from quatsphere.kernels.cpu.loops.jit import auto_vectorized, inlined
 from quatsphere.kernels.cpu.loops.threads import Span, parallel_for
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -22,7 +22,7 @@ def splitmix_finalizer(x):
     return x ^ (x >> SHIFTS[2])
 
 
-@compiled
+@auto_vectorized
 def fill_images(images, keys, site, count, threshold, scratch, out):
     """Masks (count,) of a range of images: True where the 16-bit random number is at least the threshold.
 

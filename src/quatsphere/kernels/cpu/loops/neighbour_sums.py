@@ -147,7 +147,7 @@ class ResidualInput(NamedTuple):
 
 class ResidualGrad(NamedTuple):
     """Inputs for the gradient of a step's residual: output gradient (B, targets, width), tokens x (B, S, width), and
-    the reversed graph, weights and gate of the interpolation. Without edges each source takes its own row of the
+    the reversed graph, weights and gate of the interpolation. If not `mixed`, each source takes its own row of the
     gradient; targets = 0 means no residual."""
 
     gradient: Any
@@ -155,6 +155,7 @@ class ResidualGrad(NamedTuple):
     graph: Any
     weights: Any
     gate: float
+    mixed: bool
     targets: int
     width: int
 
@@ -230,7 +231,7 @@ def prefetch_residual_grad(residual, image, vertex, sources, shift, count):
     """Prefetch the residual's gradient rows of a later source."""
     if vertex < sources:
         row = image * residual.targets
-        if len(residual.graph.edges) == 0:
+        if not residual.mixed:
             prefetch_range(residual.gradient, (row + vertex) * residual.width + shift, count)
         else:
             prefetch_range(residual.x, (image * sources + vertex) * residual.width + shift, count)
@@ -244,7 +245,7 @@ def add_residual_grad(residual, image, vertex, shift, count, out, at):
     """Add the residual's gradient, elements shift..shift + count of a source's row, to out[at:]; return the
     contribution to the gate's gradient per lane."""
     first = image * residual.targets
-    if len(residual.graph.edges) > 0:
+    if residual.mixed:
         return add_mixed_residual_grad(residual, first, vertex, shift, count, out, at)
     axpy_row(count, 1.0, residual.gradient, (first + vertex) * residual.width + shift, out, at, out, at)
     return splat(load_wide(out, at - at), 0.0)

@@ -157,26 +157,24 @@ def _all_lanes(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("==", count, ir.Constant(count.type, LANES))
 
 
-@inlined
-def lane_offset(lane, count, heads, stride, image_stride):
-    """Offset of lane l: head l % heads of image l // heads; lanes >= count repeat the last one."""
-    lane = min(lane, count - 1)
-    return lane % heads * stride + lane // heads * image_stride
+@instruction
+def lane_offsets(typingctx: Any, count: Any, heads: Any, stride: Any, image_stride: Any) -> Any:
+    """Offsets of eight lanes that hold the heads of one or several images: lane l is head l % heads of image
+    l // heads; lanes >= count repeat the last one."""
+    integer, offsets = types.intp, types.UniTuple(types.intp, LANES)
 
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number, heads, stride, image_stride = args
+        last, found = builder.sub(number, ir.Constant(number.type, 1)), []
+        for index in range(LANES):
+            lane = ir.Constant(number.type, index)
+            lane = builder.select(builder.icmp_signed("<", lane, last), lane, last)
+            image = builder.udiv(lane, heads)
+            head = builder.sub(lane, builder.mul(image, heads))
+            found.append(builder.add(builder.mul(head, stride), builder.mul(image, image_stride)))
+        return context.make_tuple(builder, offsets, found)
 
-@inlined
-def lane_offsets(count, heads, stride, image_stride):
-    """Offsets of eight lanes that hold the heads of one or several images."""
-    return (
-        lane_offset(0, count, heads, stride, image_stride),
-        lane_offset(1, count, heads, stride, image_stride),
-        lane_offset(2, count, heads, stride, image_stride),
-        lane_offset(3, count, heads, stride, image_stride),
-        lane_offset(4, count, heads, stride, image_stride),
-        lane_offset(5, count, heads, stride, image_stride),
-        lane_offset(6, count, heads, stride, image_stride),
-        lane_offset(7, count, heads, stride, image_stride),
-    )
+    return offsets(integer, integer, integer, integer), code
 
 
 @instruction

@@ -82,8 +82,50 @@ _operator(operator.truediv, lambda build, a, b: build.fdiv(a, b))
 
 def address_of(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
     """Address of array[index]."""
-    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
-    return builder.gep(data, [index])
+    if not isinstance(array_type, types.CPointer):
+        array = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
+    return builder.gep(array, [index])
+
+
+def _pointer_type(kind: Any) -> Any:
+    if isinstance(kind, types.BaseTuple):
+        fields: Any = kind
+        name = getattr(kind, "instance_class", tuple)
+        return types.BaseTuple.from_types([_pointer_type(each) for each in fields], name)
+    return types.CPointer(kind.dtype) if isinstance(kind, types.Array) else kind
+
+
+def _pointer_value(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.BaseTuple):
+        fields: Any = kind
+        values = zip(fields, cgutils.unpack_tuple(builder, value), strict=True)
+        members = [_pointer_value(context, builder, each, member) for each, member in values]
+        return context.make_tuple(builder, _pointer_type(kind), members)
+    is_array = isinstance(kind, types.Array)
+    return cgutils.create_struct_proxy(kind)(context, builder, value=value).data if is_array else value
+
+
+@instruction
+def pointers(typingctx: Any, value: Any) -> Any:
+    """The value with every array in a (nested) tuple replaced by a pointer to its first element.
+
+    An array is seven numbers, each of which the compiler handles in every call of an inner function.
+    """
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _pointer_value(context, builder, value, args[0])
+
+    return _pointer_type(value)(value), code
+
+
+@instruction
+def shifted(typingctx: Any, pointer: Any, count: Any) -> Any:
+    """Pointer to the element `count` places later."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.intp), code
 
 
 def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:

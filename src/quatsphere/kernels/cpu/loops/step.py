@@ -16,6 +16,7 @@ from quatsphere.kernels.cpu.loops.feed_forward import FeedForwardSizes, PackedWe
 from quatsphere.kernels.cpu.loops.field import FieldArrays, FieldSizes, perturb_range
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined, not_inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualInput
+from quatsphere.kernels.cpu.loops.simd import pointers
 from quatsphere.kernels.cpu.loops.threads import (
     ScratchSpec,
     fetch_add,
@@ -106,7 +107,7 @@ def step_tasks(context):
     sizes = arguments.sizes
     images, blocks = sizes.images, (sizes.heads + LANES - 1) // LANES
     tasks = (images + task_images - 1) // task_images if task_images > 0 else blocks
-    zero, own = images - images, thread_slice(scratch, fetch_add(counters, 1), threads)
+    zero, own = images - images, pointers(thread_slice(scratch, fetch_add(counters, 1), threads))
     task = fetch_add(counters, 0)
     while task < tasks:
         some_images, some_blocks = (zero, images), (zero, blocks)
@@ -121,7 +122,8 @@ def step_tasks(context):
 @compiled
 def step_parallel(openmp, threads, counters, task_images, arguments, scratch, aggregated, out):
     """The step on a team of torch's threads."""
-    parallel_region(openmp, threads, step_tasks, (counters, threads, task_images, arguments, scratch, aggregated, out))
+    context = counters, threads, task_images, pointers(arguments), scratch, pointers(aggregated), pointers(out)
+    parallel_region(openmp, threads, step_tasks, context)
 
 
 def run_step(arguments: StepArguments, aggregated: Any, out: Any) -> None:
