@@ -25,7 +25,11 @@ pytestmark = pytest.mark.skipif(
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsv": ("qsv", {"dim": 64}),
-    "qsv, triton_gpu": ("qsv", {"dim": 8, "heads": 2, "base_vertices": 16, "neighbours": 4, "backend": "triton_gpu"}),
+    "qsv, triton_gpu": ("qsv", {"dim": 16, "heads": 4, "base_vertices": 16, "neighbours": 4, "backend": "triton_gpu"}),
+    "qsv, triton_gpu, geometric": (
+        "qsv",
+        {"dim": 8, "heads": 2, "base_vertices": 16, "neighbours": 4, "backend": "triton_gpu", "resample": "geometric"},
+    ),
     "attention": ("attention", {"dim": 48, "heads": 6}),
     "resnet20": ("resnet20", {"width": 4}),
     "linear": ("linear", {"base_vertices": 16}),

@@ -18,6 +18,7 @@ from quatsphere.bench.step import TrainingStep, inference
 from quatsphere.bench.timing import Pass, Row, best_and_median, interleave
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import explain_backend
+from quatsphere.train.recorded import WARM_UP, RecordedPass
 
 GPU_VARIANTS = ["qsv", "attention fused"]
 """Models in eager mode; each is also measured compiled, and its training step recorded as a CUDA graph."""
@@ -104,8 +105,7 @@ def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[st
             report(f"measuring {subject}: {name}")
             try:
                 made = make(name)
-                made()
-                made()
+                warm_up(name, made)
             except Exception as error:  # any failure on this machine is part of the result
                 message = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
                 found["gpu_failures"].append({"subject": subject, "variant": name, "error": message[:300]})
@@ -114,6 +114,16 @@ def measure_on_gpu(batch: int, rounds: int, overrides: Row, report: Callable[[st
         laps = interleave(passes, rounds, lap=device.lap)
         found[subject] = [row_of(name, batch, laps[name], passes[name], device) for name in passes]
     return found
+
+
+def warm_up(name: str, run: Pass) -> None:
+    """Call a pass until everything is compiled or recorded; RuntimeError if a recording failed."""
+    for _ in range(WARM_UP + 2):
+        run()
+    if isinstance(run, TrainingStep) and name.endswith("recorded"):
+        recorded = run.optimise.propagate
+        if not isinstance(recorded, RecordedPass) or recorded.recording is None:
+            raise RuntimeError("no CUDA graph was recorded")
 
 
 def row_of(name: str, batch: int, laps: Sequence[float], run: Pass, device: Cuda) -> Row:

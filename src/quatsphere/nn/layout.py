@@ -121,10 +121,20 @@ class Graph(nn.Module):
             self._set("neighbours", found, source.count)
             constant = self.resample_rule == "index" and self._resampled_in == (sources.dtype, sources.device)
             if source.count != target.count and not constant:
-                indices, self.resample_weights = self._resampling(source, target)
+                indices, weights = self._resampling(source, target)
                 self._set("resample_indices", indices, source.count)
+                self._set_weights(weights)
                 self._resampled_in = (sources.dtype, sources.device)
             self._positions_seen = seen
+
+    def _set_weights(self, weights: Tensor) -> None:
+        """Set the weights of the resampling, on an accelerator where the old ones were."""
+        old = self.resample_weights
+        kept = old is not None and not old.is_inference() and weights.device.type != "cpu"
+        if kept and (old.shape, old.dtype, old.device) == (weights.shape, weights.dtype, weights.device):
+            old.copy_(weights)
+        else:
+            self.resample_weights = weights
 
     def _set(self, name: str, table: Tensor, sources: int) -> None:
         """Set a table of rows of the sources.

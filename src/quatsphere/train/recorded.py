@@ -47,9 +47,12 @@ class CudaRecorder:
         here.wait_stream(other)
 
     def record(self, run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
-        """Record a CUDA graph."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        """Record a CUDA graph on the stream of this device; other threads may prepare batches meanwhile."""
+        graph, stream = torch.cuda.CUDAGraph(), self.stream
+        with (
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             results = run()
         return graph.replay, results
 
@@ -104,6 +107,8 @@ class RecordedPass(Generic[Results]):
         kind = (batch_size, *((x.shape, x.dtype, x.device) for x in inputs)), self.state()
         if self.recording is not None and _same(kind, self._recorded):
             return self.recording(inputs)
+        if self._recorded is not None and kind[1] is not self._recorded[1]:
+            self.recording = self._recorded = None  # it cannot be used again: free its memory
         self._calls = self._calls + 1 if _same(kind, self._kind) else 1
         self._kind = kind
         if self._calls > WARM_UP and not self._failed and self._record(inputs, batch_size):

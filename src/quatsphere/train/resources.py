@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import signal
 import sys
@@ -104,7 +105,11 @@ def _step_seconds(trainer: Trainer) -> float:
     config, device = trainer.config, trainer.context.device
     with torch.random.fork_rng(devices=[]):
         step = OptimisationStep(
-            copy.deepcopy(trainer.model).train(), config.train, config.optim, trainer.total_steps, device=device
+            copy.deepcopy(trainer.model).train(),
+            dataclasses.replace(config.train, cuda_graph=False),  # too few steps to record one
+            config.optim,
+            trainer.total_steps,
+            device=device,
         )
         times = []
         for number in range(1 + TIMED_STEPS):

@@ -150,7 +150,7 @@ class ShellParts(NamedTuple):
 class StepParts:
     """Parts of the gradients of all parameters that belong to a step's field, with one row per program.
 
-    A row holds weight, bias, inner, the bounds of both shells, beta and gate, padded to a multiple of 16 numbers: rows
+    A row holds weight, inner, bias, beta, the bounds of both shells and gate, padded to a multiple of 16 numbers: rows
     are aligned. Programs of the source shell come first.
     """
 
@@ -248,6 +248,11 @@ class ParameterGrads(NamedTuple):
     down: Tensor
 
 
+def _aligned(section: Tensor) -> Tensor:
+    """A section of a row, copied if it is not aligned to 16 bytes: torch.compile takes results as aligned."""
+    return section if section.numel() == 1 or section.storage_offset() % 4 == 0 else section.clone()
+
+
 def launch_sums(parts: StepParts, hamilton_parts: Tensor, weights: tuple[Tensor, Tensor]) -> ParameterGrads:
     """Add up the parts of all gradients."""
     (heads, width, _), (count, stride), columns = parts.weight.shape, parts.rows.shape, parts.columns
@@ -261,6 +266,7 @@ def launch_sums(parts: StepParts, hamilton_parts: Tensor, weights: tuple[Tensor,
             count, columns, stride, parts.groups, base.numel(), hamilton_parts.shape[1], blocks, base_blocks,
             H=heads, C=4 * channels, M=4 * wide, N=32, ACCUMULATE=ACCUMULATE[sums.dtype], num_warps=4,
         )  # fmt: skip
-    weight, bias, inner, bounds, beta, gate = sums.split([3 * heads * width, 3 * heads, heads * width, 2, heads, 1])
+    sizes = [3 * heads * width, heads * width, 3 * heads, heads, 2, 1]
+    weight, inner, bias, beta, bounds, gate = map(_aligned, sums.split(sizes))
     network = (inner, weight.view(heads, width, 3), bias.view(heads, 3))
     return ParameterGrads(network, bounds, base.split(parts.counts), beta, gate, up, down)

@@ -120,7 +120,7 @@ def perturb_gradients_kernel(
 ):  # fmt: skip
     """Gradient of the rows, and per program the parts of the parameters' gradients in one row, and of the base.
 
-    A row of `stride` numbers holds weight, bias, inner, the bounds of both shells (SHELL selects one), beta and gate;
+    A row of `stride` numbers holds weight, inner, bias, beta, the bounds of both shells (SHELL selects one) and gate;
     the last two are sums of the parts (B, V, H) and (B, V) that the attention's gradients left. TWO adds a second
     gradient of the field; ADJOINT > 0 adds to the rows' gradient those of the targets that interpolate them with
     ADJOINT terms.
@@ -182,12 +182,13 @@ def perturb_gradients_kernel(
     tl.store(part + offset * 3 + 1, w1, valid)
     tl.store(part + offset * 3 + 2, w2, valid)
     part += 3 * H * I
+    tl.store(part + offset, d_inner, valid)
+    part += H * I
     tl.store(part + head * 3, b0, head < H)
     tl.store(part + head * 3 + 1, b1, head < H)
     tl.store(part + head * 3 + 2, b2, head < H)
-    tl.store(part + 3 * H + offset, d_inner, valid)
-    part += 3 * H + H * I
+    tl.store(part + 3 * H + every, d_beta, every < H)
+    part += 4 * H
     tl.store(part + SHELL, tl.sum(tl.where(head < H, d_bound, 0.0)))
     tl.store(part + (1 - SHELL), tl.sum(zero))
-    tl.store(part + 2 + every, d_beta, every < H)
-    tl.store(part + 2 + H, d_gate)
+    tl.store(part + 2, d_gate)

@@ -64,4 +64,4 @@ def edge_mask(keep, site, threshold, edge, K: tl.constexpr, H: tl.constexpr, KEE
             return hashed_mask(key, (vertex * K + slot) * H + head, threshold)
     else:
         row = (image * targets + vertex).to(tl.int64) * (K * H)
-        return tl.load(keep + row + slot * H + head, valid, 0) != 0
+        return tl.load(keep + row + slot.to(tl.int64) * H + head, valid, 0) != 0
