@@ -63,7 +63,7 @@ def spell_duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-COMPILING = "compiling kernels, once, about 15 s"
+COMPILING = "compiling kernels, once, about 10 s"
 COMPILE_PATIENCE = 2.0
 """Seconds after which a compilation is mentioned; small loops take less."""
 QUIET_SECONDS = 60.0
