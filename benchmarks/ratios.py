@@ -3,8 +3,8 @@
     python benchmarks/ratios.py                        # this installation
     python benchmarks/ratios.py OLD/src NEW/src        # two checkouts, alternating, with the same settings
 
-Every row is `quatsphere bench step` in a process of its own: all contenders alternate within it, and the fastest form
-of each model counts. AVX2 is an older processor, emulated by environment variables for torch, MKL, oneDNN and Numba.
+Each row runs `quatsphere bench step` in a new process, where the models take turns, and compares the fastest form of
+each model. The AVX2 row emulates an older processor by environment variables for torch, MKL, oneDNN and Numba.
 """
 
 from __future__ import annotations

@@ -103,6 +103,20 @@ def test_recording_reads_inputs_and_leaves_gradients_where_they_were() -> None:
     assert gradients[WARM_UP:] == [gradients[WARM_UP]] * 4
 
 
+def test_recording_of_the_last_epoch_is_freed_at_once() -> None:
+    """Its memory is not held while the first steps of a new epoch run eagerly; a smaller batch frees nothing."""
+    step = make_step()
+    step.record(StandIn(step))
+    recorded: Any = step.propagate
+    for number in range(WARM_UP + 1):
+        step(make_batch(number, 4), 4, number)
+    step(make_batch(WARM_UP + 1, 2), 2, WARM_UP + 1)
+    assert recorded.recording is not None
+    step.auxiliary.store_fields()
+    step(make_batch(WARM_UP + 2, 4), 4, WARM_UP + 2)
+    assert recorded.recording is None
+
+
 def test_failed_recording_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     class Refused(StandIn):
         def record(self, run: Callable[[], Any]) -> Any:
