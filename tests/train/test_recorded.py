@@ -27,7 +27,7 @@ class StandIn:
     def __init__(self, step: OptimisationStep) -> None:
         self.parameters, self.recorded, self.replayed = list(step.parameters.values()), 0, 0
 
-    def beside(self) -> Any:
+    def warm_up_context(self) -> Any:
         return nullcontext()
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:

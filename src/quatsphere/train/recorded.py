@@ -22,13 +22,13 @@ _log = logging.getLogger("quatsphere")
 
 
 class Recorder(Protocol):
-    """What records."""
+    """Interface of a recorder."""
 
-    def beside(self) -> AbstractContextManager[None]:
-        """Context in which a call that warms up runs."""
+    def warm_up_context(self) -> AbstractContextManager[None]:
+        """Return the context of an eager call before a recording."""
 
     def record(self, run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
-        """(what repeats the operations of `run`, its results); nothing is computed yet."""
+        """Return a function that repeats the operations of `run`, and its results; nothing is computed yet."""
 
 
 class CudaRecorder:
@@ -38,7 +38,7 @@ class CudaRecorder:
         self.stream = torch.cuda.Stream(device)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def warm_up_context(self) -> Iterator[None]:
         """Run on another stream, as torch's documentation demands before a recording."""
         here, other = torch.cuda.current_stream(self.stream.device), self.stream
         other.wait_stream(here)
@@ -116,7 +116,7 @@ class RecordedPass(Generic[Results]):
             return self.recording(inputs)
         if self._failed:
             return self.compute(*inputs, batch_size)
-        with self.recorder.beside():
+        with self.recorder.warm_up_context():
             return self.compute(*inputs, batch_size)
 
     def _record(self, inputs: Sequence[Tensor], batch_size: int) -> bool:
