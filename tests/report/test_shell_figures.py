@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import runpy
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from quatsphere.report.figures import confusion_matrix, holonomy, sampling_preview, shell_values, to_bytes
+from quatsphere.report.figures import confusion_matrix, sampling_preview, shell_values, to_bytes
 from quatsphere.report.figures.shells import _camera_axes
 from quatsphere.report.figures.style import escape_math
 
@@ -96,6 +98,7 @@ def test_the_shell_is_not_mirrored() -> None:
 
 def test_nothing_is_cut_off() -> None:
     """The border of every picture is white."""
+    holonomy = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "pictures" / "holonomy.py"))["draw_figure"]
     figures = [
         confusion_matrix(np.eye(10, dtype=int), NAMES),
         sampling_preview(RNG.random((3, 8, 8)), np.zeros((4, 25, 2)), RNG.random((4, 25, 3)), sphere(4), "t" * 60),

@@ -11,7 +11,7 @@ from quatsphere.report.figures.diagnosis import (
     routing_histograms,
     transport_bars,
 )
-from quatsphere.report.figures.shells import holonomy, sampling_preview, shell_values
+from quatsphere.report.figures.shells import sampling_preview, shell_values
 from quatsphere.report.figures.study import (
     AblationRow,
     BetaCurve,
@@ -41,7 +41,6 @@ __all__ = [
     "contrast_curves",
     "cost_bars",
     "coverage_map",
-    "holonomy",
     "inside_over_training",
     "kernel_comparison",
     "merge_curves",
