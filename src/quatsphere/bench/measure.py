@@ -258,11 +258,6 @@ def measure_graphs(settings: BenchSettings, report: Callable[[str], None]) -> Su
     return {"graphs": rows}
 
 
-def measure_gpu(settings: BenchSettings, report: Callable[[str], None]) -> Row:
-    """Training steps and inference on the GPU."""
-    return gpu.measure_on_gpu(settings.batch or 128, settings.rounds, settings.overrides, report)
-
-
 def count_cpu(run: Pass, spent: list[float]) -> Pass:
     """Pass that appends the processor time of `run`, in milliseconds, to `spent`."""
 
@@ -280,7 +275,9 @@ MEASUREMENTS: dict[str, Callable[[BenchSettings, Callable[[str], None]], Row]] =
     "inference": measure_inference,
     "graphs": measure_graphs,
     "scaling": measure_scaling,
-    "gpu": measure_gpu,
+    "gpu": lambda settings, report: gpu.measure_on_gpu(
+        settings.batch or 128, settings.rounds, settings.overrides, report
+    ),
 }
 
 if __name__ == "__main__":

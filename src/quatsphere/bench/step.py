@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -272,8 +273,5 @@ def measure_size(vertices: int, dim: int, rounds: int) -> dict[str, Any]:
 
 def exponent(points: Sequence[Mapping[str, Any]], key: str) -> float:
     """Exponent p of the least-squares fit key = c vertices^p; nan for a single size."""
-    x = [math.log(point["vertices"]) for point in points]
-    y = [math.log(point[key]) for point in points]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else math.nan
+    sizes, values = (np.log([point[name] for point in points]) for name in ("vertices", key))
+    return float(np.polyfit(sizes, values, 1)[0]) if len(set(sizes)) > 1 else math.nan

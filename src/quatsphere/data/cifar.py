@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +30,8 @@ BatchRows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Pixels (N, 3072) and labels (N,)."""
 
 
-def read_cifar10(options: ReadOptions) -> RawDataset:
-    """Read CIFAR-10."""
-    return _read_cifar(CIFARS["cifar10"], options)
-
-
-def read_cifar100(options: ReadOptions) -> RawDataset:
-    """Read CIFAR-100 with its fine labels."""
-    return _read_cifar(CIFARS["cifar100"], options)
-
-
-def _read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
-    """Read the first copy found; its notes describe it."""
+def read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
+    """Read the first copy found, of CIFAR-100 with its fine labels; its notes describe it."""
     path = _find_copy(cifar, options.root)
     container = _container_in(cifar, path)
     if container is not None:
@@ -56,6 +47,9 @@ def _read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
             f"{printable(path)} has no test folder; {cifar.title} has one: pass --data.root of the whole set"
         )
     return replace(raw, notes=raw.notes + describe_copy(cifar, raw), official_fingerprint=cifar.fingerprint)
+
+
+read_cifar10, read_cifar100 = (partial(read_cifar, CIFARS[name]) for name in ("cifar10", "cifar100"))
 
 
 def _find_copy(cifar: Cifar, root: Path | None) -> Path:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -48,43 +46,27 @@ def write_view_page(page: Path, trace: Path) -> None:
 # Storing a trace
 
 
-def _unit(values: NDArray[Any]) -> tuple[type, float]:
-    """Encoding of numbers in [0, 1]."""
-    return np.uint16, 1 / 65535
-
-
-def _signed(values: NDArray[Any]) -> tuple[type, float]:
-    """Encoding of numbers in [-1, 1]."""
-    return np.int16, 1 / 32767
-
-
-def _scaled(values: NDArray[Any]) -> tuple[type, float]:
-    """Encoding of any numbers, relative to the largest."""
-    return np.int16, max(float(np.abs(values).max(initial=0.0)), 1e-30) / 32767
-
-
-ENCODINGS: dict[str, Callable[[NDArray[Any]], tuple[type, float]]] = {
-    "weights": _unit,
-    "base": _signed,
-    "field": _signed,
-    "source_field": _signed,
-    "features": _scaled,
+INTEGERS: dict[str, type] = {
+    "weights": np.uint16,
+    **dict.fromkeys(("base", "field", "source_field", "features"), np.int16),
 }
-"""First part of an array's name -> integer type and size of one unit."""
+"""First part of an array's name -> integer type that it is stored in; other arrays are stored as they are."""
+UNBOUNDED = ("features",)
+"""Arrays that are stored relative to their largest number; those of the others are at most 1."""
 
 
 def write_trace(path: Path, trace: ViewTrace) -> None:
     """Write a trace file atomically."""
     stored, scales = {}, {}
     for name, values in trace.arrays.items():
-        encoding = ENCODINGS.get(name.partition(".")[0])
-        if encoding is None:
-            stored[name] = np.ascontiguousarray(values)
-        else:
-            integers, scales[name] = encoding(values)
-            limits = np.iinfo(integers)
+        kind = name.partition(".")[0]
+        if kind in INTEGERS:
+            limits = np.iinfo(INTEGERS[kind])
+            largest = max(float(np.abs(values).max(initial=0.0)), 1e-30) if kind in UNBOUNDED else 1.0
+            scales[name] = largest / limits.max
             rounded = np.rint(values.astype(np.float64) / scales[name])
-            stored[name] = np.ascontiguousarray(rounded.clip(limits.min, limits.max).astype(integers))
+            values = rounded.clip(limits.min, limits.max).astype(limits.dtype)
+        stored[name] = np.ascontiguousarray(values)
     meta = {"format": TRACE_FORMAT, "scales": scales, **trace.meta}
     write_bytes(path, save(stored, metadata={"view": json.dumps(meta, allow_nan=False)}))
 

@@ -14,20 +14,17 @@ from torch import Tensor
 
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import flat_settings
-from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.measures import beta_band
-from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.models import build_model
+from quatsphere.errors import ConfigError
 from quatsphere.storage.checkpoint import load_best, read_pointer
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.study.plan import make_config
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.variants import data_location
 from quatsphere.train import Reporter, ResumeOptions, train
-from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.evaluation import unpack_indices
+from quatsphere.train.load import load
 from quatsphere.train.provenance import commit, processor, versions
-from quatsphere.train.run import fit_to_data, load_data
 
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")
@@ -101,23 +98,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def diagnose_run(run: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """Diagnose the weights of the best validation accuracy of a finished run."""
-    dataset = load_data(config.data, lambda message: None)
-    best = load_best(run.checkpoints)
-    if best.meta["fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(f"the data is not what run '{run.name}' was trained on; name the right --data.root")
-    config = fit_to_data(config, dataset)
-    model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, best.weights, note=lambda message: None)
-    found = diagnose(
-        model,
-        dataset,
-        images=TRACED_IMAGES,
-        accuracy_images=EVALUATED_IMAGES,
-        seed=config.train.seed,
-        only=DIAGNOSED_SECTIONS,
-    )
-    return summarise_diagnosis(found)
+    """Diagnose the weights of the best validation accuracy of a finished run, on the data of `config`."""
+    trained = load(run.path, note=lambda message: None)
+    sizes = {"images": TRACED_IMAGES, "accuracy_images": EVALUATED_IMAGES}
+    return summarise_diagnosis(trained.diagnose(config.data.root, only=DIAGNOSED_SECTIONS, **sizes))
 
 
 def summarise_diagnosis(found: dict[str, Any]) -> dict[str, Any]:

@@ -70,18 +70,10 @@ def interior_displacement(record: CellRecord) -> float | None:
     return statistics.mean(m / s for m, s in zip(moved, spacing, strict=True)) if moved else None
 
 
-def extreme_gap(record: CellRecord, pick: Pick, names: Names, pick_other: Pick, others: Names) -> float | None:
-    """Smallest or largest accuracy on some classes minus that on others, in points."""
+def class_gap(record: CellRecord, pick: Pick, names: Names, pick_other: Pick, others: Names) -> float | None:
+    """Mean, smallest or largest accuracy on some classes minus that on others, in points."""
     one, other = _class_accuracies(record, names), _class_accuracies(record, others)
     return 100 * (pick(one) - pick_other(other)) if one and other else None
-
-
-def class_gap(record: CellRecord) -> float | None:
-    """Mean accuracy on automobile, truck, ship, frog minus that on cat, bird, dog, deer, in points."""
-    easy, hard = _class_accuracies(record, VEHICLES), _class_accuracies(record, ANIMALS)
-    if not easy or not hard:
-        return None
-    return statistics.mean(100 * share for share in easy) - statistics.mean(100 * share for share in hard)
 
 
 def cat_gap(record: CellRecord) -> float | None:
@@ -150,10 +142,10 @@ CELL_METRICS: dict[str, Callable[[CellRecord], float | None]] = {
     "beta_change": beta_change,
     "concentration": concentration,
     "interior": interior_displacement,
-    "class_gap": class_gap,
+    "class_gap": lambda record: class_gap(record, statistics.mean, VEHICLES, statistics.mean, ANIMALS),
     "cat_gap": cat_gap,
-    "easiest_gap": lambda record: extreme_gap(record, min, VEHICLES, max, OTHERS),
-    "weakest_gap": lambda record: extreme_gap(record, max, ANIMALS, min, (*VEHICLES, *OTHERS)),
+    "easiest_gap": lambda record: class_gap(record, min, VEHICLES, max, OTHERS),
+    "weakest_gap": lambda record: class_gap(record, max, ANIMALS, min, (*VEHICLES, *OTHERS)),
     "generalisation": generalisation,
     "decay": decay_sum,
 }
