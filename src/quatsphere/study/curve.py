@@ -23,36 +23,36 @@ CorrectByRow = Mapping[str, Mapping[int, Correct]]
 
 
 class LengthContrast(NamedTuple):
-    """A weighted sum of rows, the paper's value in points, and the paper's claim about its sign or size."""
+    """A weighted sum of rows, the paper's value in points, its claim about the sign or size, and its statement."""
 
     title: str
     weights: Mapping[str, float]
     paper: float
     claim: Literal["negative", "positive", "equivalent"]
+    statement: str = ""
 
 
 CONTRASTS: dict[str, LengthContrast] = {
-    "transport": LengthContrast("transport -> identity", {"transport_identity": 1, "full": -1}, -4.3, "negative"),
-    "routing": LengthContrast("routing -> uniform", {"routing_uniform": 1, "full": -1}, -0.2, "equivalent"),
-    "interaction": LengthContrast(
-        "interaction of both roles",
-        {"both_off": 1, "transport_identity": -1, "routing_uniform": -1, "full": 1},
-        -17.3,
-        "negative",
-    ),
-    "attention": LengthContrast("attention over QSV", {"attention": 1, "full": -1}, 1.4, "positive"),
-    "flat": LengthContrast("plane over sphere, attention", {"flat": 1, "attention": -1}, 3.8, "positive"),
-    "value": LengthContrast(
-        "W_V -> identity, sphere", {"attention_value_identity": 1, "attention": -1}, -1.0, "negative"
-    ),
-    "flat_value": LengthContrast("W_V -> identity, plane", {"flat_value_identity": 1, "flat": -1}, -1.0, "negative"),
-    "kernel": LengthContrast(
-        "transport against W_V",
-        {"transport_identity": 1, "full": -1, "attention_value_identity": -1, "attention": 1},
-        -3.3,
-        "negative",
-    ),
-}
+    "transport": LengthContrast("transport -> identity", {"transport_identity": 1, "full": -1}, -4.3, "negative",
+        "removing transport costs accuracy"),
+    "routing": LengthContrast("routing -> uniform", {"routing_uniform": 1, "full": -1}, -0.2, "equivalent",
+        "uniform routing does not change accuracy"),
+    "interaction": LengthContrast("interaction of both roles",
+        {"both_off": 1, "transport_identity": -1, "routing_uniform": -1, "full": 1}, -17.3, "negative",
+        "removing both costs more than the sum of removing each"),
+    "attention": LengthContrast("attention over QSV", {"attention": 1, "full": -1}, 1.4, "positive",
+        "matched attention is more accurate than QSV"),
+    "flat": LengthContrast("plane over sphere, attention", {"flat": 1, "attention": -1}, 3.8, "positive",
+        "attention is more accurate on the flat lattice"),
+    "value": LengthContrast("W_V -> identity, sphere",
+        {"attention_value_identity": 1, "attention": -1}, -1.0, "negative",
+        "attention loses accuracy without its value projection, on the sphere"),
+    "flat_value": LengthContrast("W_V -> identity, plane", {"flat_value_identity": 1, "flat": -1}, -1.0, "negative",
+        "the same on the flat lattice"),
+    "kernel": LengthContrast("transport against W_V",
+        {"transport_identity": 1, "full": -1, "attention_value_identity": -1, "attention": 1}, -3.3, "negative",
+        "QSV loses more without transport than attention without its value projection"),
+}  # fmt: skip
 """The confirmatory contrasts."""
 MARGIN = 1.0
 """Points within which two accuracies count as equal."""
@@ -114,9 +114,12 @@ class Curve:
         outwards, inwards = (rising, falling) if last.value > 0 else (falling, rising)
         if decided == "fails":
             return inwards
-        ends, slope = last.interval(), self.slope
-        apart = ends is not None and (ends[0] > 0 or ends[1] < 0)
-        return outwards and apart and slope is not None and abs(last.value + slope.value * LOG_THREE) > MARGIN
+        return (
+            outwards
+            and last.differs
+            and self.slope is not None
+            and (abs(last.value + self.slope.value * LOG_THREE) > MARGIN)
+        )
 
 
 def rows_by_length(records: Iterable[CellRecord]) -> dict[int, dict[str, dict[int, Correct]]]:
@@ -234,23 +237,19 @@ def slope(points: Sequence[CurvePoint]) -> Estimate | None:
 
     Its interval is over seeds only: the test images are considered fixed.
     """
-    used = [p for p in points if p.estimate.n >= MIN_SEEDS]
-    cells = [(math.log(p.images), seed, value) for p in used for seed, value in p.by_seed.items()]
-    seeds = sorted({seed for _, seed, _ in cells})
-    kept = [seed for seed in seeds if sum(s == seed for _, s, _ in cells) > 1]
-    groups = [[(x, y) for x, s, y in cells if s == seed] for seed in kept]
-    centred = [
-        (x - sum(a for a, _ in group) / len(group), y - sum(b for _, b in group) / len(group))
-        for group in groups
-        for x, y in group
-    ]
-    freedom = len(centred) - len(kept) - 1
-    square = math.fsum(x * x for x, _ in centred)
-    if freedom < 1 or square == 0:
+    by_seed: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        if point.estimate.n >= MIN_SEEDS:
+            for seed, value in point.by_seed.items():
+                by_seed.setdefault(seed, []).append((math.log(point.images), value))
+    blocks = [np.array(cells) for cells in by_seed.values() if len(cells) > 1]
+    freedom = sum(map(len, blocks)) - len(blocks) - 1
+    if freedom < 1:
         return None
-    value = math.fsum(x * y for x, y in centred) / square
-    residual = math.fsum((y - value * x) ** 2 for x, y in centred) / freedom
-    return Estimate(value, math.sqrt(residual / square), freedom, len(kept))
+    x, y = np.concatenate([block - block.mean(0) for block in blocks]).T
+    slope = float(x @ y / (x @ x))
+    residual = float(np.square(y - slope * x).sum()) / freedom
+    return Estimate(slope, math.sqrt(residual / float(x @ x)), freedom, len(blocks))
 
 
 def curves(records: Iterable[CellRecord]) -> dict[str, Curve]:
@@ -339,7 +338,5 @@ def _slope_and_trend(curve: Curve) -> tuple[str, str]:
     last = curve.deciding[-1].estimate
     lengths = " and ".join(f"{p.images:,}" for p in curve.deciding)
     if curve.contrast.claim == "equivalent":
-        ends = last.interval()
-        apart = ends is not None and (ends[0] > 0 or ends[1] < 0)
-        return slope, f"{curve.trend} at {lengths}; differs from 0: {'yes' if apart else 'no'}"
+        return slope, f"{curve.trend} at {lengths}; differs from 0: {'yes' if last.differs else 'no'}"
     return slope, f"{curve.trend} at {lengths}; {last.value / curve.contrast.paper:.0%} of the paper's"

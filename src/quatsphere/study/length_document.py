@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quatsphere.study import curve
-from quatsphere.study.curve import CONTRASTS, PAPER_IMAGES
+from quatsphere.study.curve import PAPER_IMAGES
 from quatsphere.study.document import GENERATED, cells_link, describe_setting, reading
 from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.plan import READING_ROWS
@@ -23,17 +23,6 @@ FINGERPRINTS = "fingerprints.jsonl"
 """Output of benchmarks/fingerprint_grid.py, in the results folder."""
 PAPER_SIZE = "paper_size.jsonl"
 """Output of benchmarks/paper_size.py, in the results folder."""
-STATEMENTS = {
-    "transport": "removing transport costs accuracy",
-    "routing": "uniform routing does not change accuracy",
-    "interaction": "removing both costs more than the sum of removing each",
-    "attention": "matched attention is more accurate than QSV",
-    "flat": "attention is more accurate on the flat lattice",
-    "value": "attention loses accuracy without its value projection, on the sphere",
-    "flat_value": "the same on the flat lattice",
-    "kernel": "QSV loses more without transport than attention without its value projection",
-}
-"""contrast -> the paper's statement."""
 
 
 def length_document(results: Results, page: Path) -> str:
@@ -112,15 +101,13 @@ def _paper_accuracy() -> float:
 
 def statements_table(records: Sequence[CellRecord], count: int | None = None) -> str:
     """The paper's statements with its value, ours at the greatest length with three seeds, slope and verdict."""
-    found = curve.curves(records)
-    names = [name for name in CONTRASTS if name in found][:count]
     columns = ("the paper's statement", "paper", "ours [95 %], seeds, images", "change per tripling", "verdict")
     rows = []
-    for name, ours in ((name, found[name]) for name in names):
+    for ours in list(curve.curves(records).values())[:count]:
         points = [point for point in ours.points if point.estimate.n >= MIN_SEEDS]
         value = f"{curve.point_text(points[-1])}, {points[-1].images:,}" if points else NONE
         verdict = format_estimate(ours.slope, curve.LOG_THREE), f"**{ours.trend}**"
-        rows.append((STATEMENTS[name], f"{CONTRASTS[name].paper:+.1f}", value, *verdict))
+        rows.append((ours.contrast.statement, f"{ours.contrast.paper:+.1f}", value, *verdict))
     return markdown(Table(columns, rows))
 
 

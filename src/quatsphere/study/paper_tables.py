@@ -12,6 +12,7 @@ from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence, collect
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
 from quatsphere.study.claims.trained import POINT
+from quatsphere.study.curve import CONTRASTS
 from quatsphere.study.plan import CONTROL_ROWS, LAYOUT_ROWS, PRECISION_ROWS, READING_ROWS, TRANSPORT_ROWS
 from quatsphere.study.results import CellRecord
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, by_seed, estimate_contrast, mean
@@ -57,40 +58,32 @@ BEYOND = (
     *("positions_frozen", "rounds_none", "pooling_mean", "dropout_none", "auxiliaries_none", "plain"),
     *(*PRECISION_ROWS, *CONTROL_ROWS, *READING_ROWS),
 )
-CROSSED = {
-    "QSV: sphere to plane": {"qsv_plane": 1.0, "full": -1.0},
-    "attention: sphere to plane": {"flat": 1.0, "attention": -1.0},
+INTERACTION = CONTRASTS["interaction"].weights
+CROSSED: dict[str, Mapping[str, float]] = {
+    "QSV: sphere to plane": difference("qsv_plane", "full"),
+    "attention: sphere to plane": difference("flat", "attention"),
     "model x layout (is the plane's gain the same?)": {"flat": 1.0, "attention": -1.0, "qsv_plane": -1.0, "full": 1.0},
-    "attention over QSV on the plane": {"flat": 1.0, "qsv_plane": -1.0},
-    "attention over QSV, both with the residual by position": {
-        "attention_resample_geometric": 1.0,
-        "resample_geometric": -1.0,
-    },
-    "plane over sphere with the residual by position (attention)": {"flat": 1.0, "attention_resample_geometric": -1.0},
-    "plane over sphere with the residual by position (QSV)": {"qsv_plane": 1.0, "resample_geometric": -1.0},
-    "attention over QSV without its asymmetries": {"attention": 1.0, "plain": -1.0},
-    "routing x transport (both off against the additive prediction)": {
-        "both_off": 1.0,
-        "transport_identity": -1.0,
-        "routing_uniform": -1.0,
-        "full": 1.0,
-    },
-}
+    "attention over QSV on the plane": difference("flat", "qsv_plane"),
+    "attention over QSV, both with the residual by position":
+        difference("attention_resample_geometric", "resample_geometric"),
+    "plane over sphere with the residual by position (attention)": difference("flat", "attention_resample_geometric"),
+    "plane over sphere with the residual by position (QSV)": difference("qsv_plane", "resample_geometric"),
+    "attention over QSV without its asymmetries": difference("attention", "plain"),
+    "routing x transport (both off against the additive prediction)": INTERACTION,
+}  # fmt: skip
 """Contrasts beyond the paper's tables: question -> weights."""
 CITED = {"ResNet-20": 91.3, "ResNet-56": 93.0, "ViT-Lite-7/4": 93.6, "CCT-7/3x1": 96.5}
 """Accuracies on CIFAR-10 that the paper cites from He et al. (2016) and Hassani et al. (2021)."""
 EPOCH_CONTRASTS: dict[str, Mapping[str, float]] = {
-    "transport -> identity": {"transport_identity": 1.0, "full": -1.0},
-    "routing -> uniform": {"routing_uniform": 1.0, "full": -1.0},
-    "both roles off": {"both_off": 1.0, "full": -1.0},
-    "both off against the additive prediction": CROSSED[
-        "routing x transport (both off against the additive prediction)"
-    ],
-    "frozen random field": {"frozen_random": 1.0, "full": -1.0},
-    "attention over QSV": {"attention": 1.0, "full": -1.0},
-    "flat lattice over sphere (attention)": {"flat": 1.0, "attention": -1.0},
-    "W_V -> identity (sphere)": {"attention_value_identity": 1.0, "attention": -1.0},
-    "attention at QSV's width over the matched one": {"attention_wide": 1.0, "attention": -1.0},
+    "transport -> identity": difference("transport_identity", "full"),
+    "routing -> uniform": difference("routing_uniform", "full"),
+    "both roles off": difference("both_off", "full"),
+    "both off against the additive prediction": INTERACTION,
+    "frozen random field": difference("frozen_random", "full"),
+    "attention over QSV": difference("attention", "full"),
+    "flat lattice over sphere (attention)": difference("flat", "attention"),
+    "W_V -> identity (sphere)": difference("attention_value_identity", "attention"),
+    "attention at QSV's width over the matched one": difference("attention_wide", "attention"),
 }
 """Contrasts of the paper's main statements: question -> weights."""
 MAX_EPOCHS = 8

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 from quatsphere.config import QSVConfig, RunConfig
-from quatsphere.config.resolve import MODEL_CONFIGS, field_types, flat_settings, group_types, rename
+from quatsphere.config.resolve import MODEL_CONFIGS, Layer, field_types, flat_settings, rename, resolve_config
 from quatsphere.errors import ConfigError
 from quatsphere.models import build_model
 from quatsphere.study.variants import SCALES, Scale, data_location, find_variant, resolve_change
@@ -211,10 +211,17 @@ _Settings = frozenset[tuple[str, Any]]
 
 @functools.cache
 def base_settings(scale: Scale, dataset: str, model: str, settings: _Settings = frozenset()) -> Mapping[str, Any]:
-    """All settings of a model at a scale on a data set, before a row changes any: `group.field` -> value."""
+    """All settings of a model at a scale on a data set, before a row changes any: `group.field` -> value.
+
+    Fields and choices that only other models have are left out.
+    """
     preset = {f"{group}.{name}": value for group, part in scale.presets[model].items() for name, value in part.items()}
-    given = {**preset, **scale.settings, **scale.datasets[dataset], **dict(settings)}
-    return flat_settings(make_config({**given, "model.name": model}, lenient=True))
+    given = rename({**preset, **scale.settings, **scale.datasets[dataset], **dict(settings), "model.name": model})
+    for key in given:
+        if not any(key in field_types(name) for name in MODEL_CONFIGS):
+            raise ConfigError(f"unknown setting {key!r}; see 'quatsphere train --help'")
+    own = field_types(model)
+    return flat_settings(make_config({k: v for k, v in given.items() if k in own and not _is_foreign(model, k, v)}))
 
 
 @functools.cache
@@ -231,19 +238,9 @@ def parameter_count(config: QSVConfig) -> int:
     return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 
-def make_config(settings: Mapping[str, Any], *, lenient: bool = False) -> RunConfig:
-    """Build a RunConfig from `group.field` -> value; `lenient` drops fields and choices that only other models have."""
-    model = settings["model.name"]
-    kinds = group_types(model)
-    groups: dict[str, dict[str, Any]] = {group: {} for group in kinds}
-    for key, value in rename(settings).items():
-        owners = [name for name in MODEL_CONFIGS if key in field_types(name)]
-        if not owners or (model not in owners and not lenient):
-            raise ConfigError(f"unknown setting {key!r}; see 'quatsphere train --help'")
-        if model in owners and not (lenient and _is_foreign(model, key, value)):
-            group, _, field_name = key.partition(".")
-            groups[group][field_name] = value
-    return RunConfig(**{group: kind(**groups[group]) for group, kind in kinds.items()})
+def make_config(settings: Mapping[str, Any]) -> RunConfig:
+    """Build a RunConfig from `group.field` -> value."""
+    return resolve_config([Layer("study", rename(settings))])
 
 
 def _is_foreign(model: str, key: str, value: Any) -> bool:

@@ -18,14 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from quatsphere.config import RunConfig
 from quatsphere.config.resolve import flat_settings
 from quatsphere.data import Dataset
 from quatsphere.errors import ConfigError
-from quatsphere.study.plan import Cell, make_config
+from quatsphere.study.plan import Cell
 from quatsphere.study.results import Results
 from quatsphere.study.worker import CellRequest
-from quatsphere.train.provenance import MAY_CHANGE
+from quatsphere.train.provenance import differing_settings
 from quatsphere.train.run import load_data, require_trainable
 
 WORKER_COMMAND = (sys.executable, "-m", "quatsphere.study.worker")
@@ -118,16 +117,6 @@ def unfinished(cells: Sequence[Cell], results: Results) -> list[Cell]:
                 "use another --results, or delete its file to train it again"
             )
     return todo
-
-
-def differing_settings(stored: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Settings that differ from stored ones; a setting that was added since counts as stored with its default."""
-    defaults = flat_settings(make_config({"model.name": config.model.name}))
-    return [
-        f"{key}: {stored.get(key, defaults[key])!r} there, {value!r} now"
-        for key, value in flat_settings(config).items()
-        if key not in MAY_CHANGE and stored.get(key, defaults[key]) != value
-    ]
 
 
 def require_data(cells: Sequence[Cell]) -> None:

@@ -51,6 +51,12 @@ class Estimate:
         half = t_quantile(1 - level / 2, self.freedom) * self.error
         return self.value - half, self.value + half
 
+    @property
+    def differs(self) -> bool:
+        """True if the interval is on one side of 0."""
+        ends = self.interval()
+        return ends is not None and (ends[0] > 0 or ends[1] < 0)
+
     def equivalence(self, margin: float) -> float:
         """p-value of the two one-sided tests of |value| < margin."""
         return max(self.above(-margin), self.below(margin))

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from quatsphere.config.resolve import MODEL_CONFIGS, flatten, group_types
+from quatsphere.config import RunConfig
+from quatsphere.config.resolve import MODEL_CONFIGS, flat_settings, flatten
 from quatsphere.errors import printable
 
 TITLES = {
@@ -118,8 +119,7 @@ def _data(settings: dict[str, Any], result: dict[str, Any], preprocessing: dict[
 
 def _recipe(settings: dict[str, Any]) -> str:
     """Changed settings as YAML, which `quatsphere train -c FILE` reads."""
-    model = settings["model"]["name"]
-    defaults = {f"{g}.{k}": v for g, kind in group_types(model).items() for k, v in vars(kind()).items()}
+    defaults = flat_settings(RunConfig(model=MODEL_CONFIGS[settings["model"]["name"]]()))
     changed: dict[str, dict[str, Any]] = {}
     for key, value in flatten(settings).items():
         if key == "model.name" or defaults.get(key) != value:

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +113,27 @@ FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}
 """Settings that training takes from the data."""
 
 
-def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False) -> None:
-    """Raise ConfigError, listing the differences, unless a run has the settings of `config`.
-
-    `fitted` states that the configuration has the sizes of the data. A setting newer than the run has its default.
-    """
-    stored, requested = stored_settings(run), flat_settings(config)
+def differing_settings(
+    stored: Mapping[str, Any], config: RunConfig, free: Collection[str] = MAY_CHANGE, where: str = "there"
+) -> list[str]:
+    """Settings that differ from stored ones, except `free` ones; one that is newer than these has its default."""
     if stored.get("model.name") == config.model.name:
         stored = {**flat_settings(RunConfig(model=type(config.model)())), **stored}
-    free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
-    differing = [
-        f"{key}: {stored.get(key)!r} in the run, {requested.get(key)!r} now"
+    requested = flat_settings(config)
+    return [
+        f"{key}: {stored.get(key)!r} {where}, {requested.get(key)!r} now"
         for key in {**stored, **requested}
         if key not in free and stored.get(key) != requested.get(key)
     ]
+
+
+def require_same_run(config: RunConfig, run: RunFolder, *, fitted: bool = False) -> None:
+    """Raise ConfigError, listing the differences, unless a run has the settings of `config`.
+
+    `fitted` states that the configuration has the sizes of the data.
+    """
+    free = MAY_CHANGE if fitted else MAY_CHANGE | FROM_DATA
+    differing = differing_settings(stored_settings(run), config, free, "in the run")
     if differing:
         more = f" and {len(differing) - 10} more" if len(differing) > 10 else ""
         raise ConfigError(
