@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,24 +41,20 @@ def _linear(coefficients: Tensor, x: Tensor) -> Tensor:
     return flat.unflatten(1, coefficients.shape[:2]).unflatten(3, x.shape[2:])
 
 
-def left_frames(q: Tensor) -> Tensor:
+def left_frames(q: Tensor, left: Tensor = LEFT) -> Tensor:
     """Matrices of x -> q ⊗ x."""
-    return _linear(LEFT, q)
+    return _linear(left, q)
 
 
-def inverse_left_frames(q: Tensor) -> Tensor:
-    """Matrices of x -> q* ⊗ x for unit q."""
-    return _linear(LEFT.transpose(0, 1), q)
-
-
-def rotations(q: Tensor) -> Tensor:
+def rotations(q: Tensor, rotation: Tensor = ROTATION) -> Tensor:
     """Matrices of x -> q ⊗ x ⊗ q* for unit q."""
-    return _linear(ROTATION, q.index_select(1, PAIRS[0]) * q.index_select(1, PAIRS[1]))
+    return _linear(rotation, q.index_select(1, PAIRS[0]) * q.index_select(1, PAIRS[1]))
 
 
-def inverse_rotations(q: Tensor) -> Tensor:
-    """Matrices of x -> q* ⊗ x ⊗ q for unit q."""
-    return _linear(ROTATION.transpose(0, 1), q.index_select(1, PAIRS[0]) * q.index_select(1, PAIRS[1]))
+inverse_left_frames = partial(left_frames, left=LEFT.transpose(0, 1))
+"""Matrices of x -> q* ⊗ x for unit q."""
+inverse_rotations = partial(rotations, rotation=ROTATION.transpose(0, 1))
+"""Matrices of x -> q* ⊗ x ⊗ q for unit q."""
 
 
 def applied(matrices: Tensor, x: Tensor) -> Tensor:

@@ -109,17 +109,15 @@ def run_beta_curve(run: RunFiles) -> draw.BetaCurve | None:
     if not means or shells < 2:
         return None
     heads = [
-        steps for record in logged if (steps := record.get("beta_heads")) and _all_numbers(steps, len(record["beta"]))
+        steps
+        for record in logged
+        if len(steps := record.get("beta_heads") or ()) == len(record["beta"])
+        and all(s and None not in s for s in steps)
     ]
     low, high = ([[pick(step) for step in epoch] for epoch in heads] for pick in (min, max))
     start = model.get("beta_start")
     label = f"{run.name}: {beta_label(start, model.get('beta_frozen', False))}"
     return draw.beta_curve(label, means, (low, high) if len(heads) == len(means) else None, model["shells"], start)
-
-
-def _all_numbers(rows: Sequence[Sequence[float | None]], count: int) -> bool:
-    """True for `count` rows of numbers, none of them empty."""
-    return len(rows) == count and all(row and None not in row for row in rows)
 
 
 def beta_label(start: float | None, frozen: bool) -> str:

@@ -8,8 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from quatsphere.diagnostics.tables import format_number
 from quatsphere.report.explanations import INTRODUCTIONS, STUDY_INTRODUCTION, STUDY_PICTURES, STUDY_TILES
 from quatsphere.report.figure_data import schematics
@@ -144,15 +142,11 @@ def write_study_report(folder: Path, page: Path) -> None:
 
 def study_pictures(records: list[dict[str, Any]]) -> list[Picture]:
     """Figures of the results that have a caption."""
-    page, phone = draw_twice(lambda: _study_figures(records))
+    page, phone = draw_twice(lambda: dict(chain(result_figures(records), schematics(*costs_of(records)))))
     shown = []
     for name, figure in page.items():
         kind, _, dataset = name.partition("-")
-        title, text, normal = STUDY_PICTURES[kind]
-        shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure, normal, phone[name]))
+        if kind in STUDY_PICTURES:
+            title, text, normal = STUDY_PICTURES[kind]
+            shown.append(to_picture(f"{title} ({dataset})" if dataset else title, text, figure, normal, phone[name]))
     return shown
-
-
-def _study_figures(records: list[dict[str, Any]]) -> dict[str, Figure]:
-    drawn = chain(result_figures(records), schematics(*costs_of(records)))
-    return {name: figure for name, figure in drawn if name.partition("-")[0] in STUDY_PICTURES}

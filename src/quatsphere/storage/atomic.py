@@ -53,12 +53,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 FAILPOINTS = (
-    "before_write",
-    "half_written",
-    "before_fsync",
-    "after_fsync",
-    "before_rename",
-    "after_rename",
+    *("before_write", "half_written", "before_fsync", "after_fsync", "before_rename", "after_rename"),
     "before_metrics",
 )
 _LEFTOVER = re.compile(r".+\.tmp\.(\d+)")

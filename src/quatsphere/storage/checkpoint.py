@@ -183,12 +183,6 @@ def finish_replacement(path: Path) -> None:
         atomic.sync_folder(path.parent)
 
 
-def finish_replacements(folder: Path) -> None:
-    """Call `finish_replacement` for every step of a folder; for its only writer."""
-    for path in steps_in(folder):
-        finish_replacement(path)
-
-
 def _aside(path: Path) -> Path:
     """Path of a step while it is replaced; neither the name of a step nor of a leftover."""
     return path.with_name(path.name + _ASIDE)

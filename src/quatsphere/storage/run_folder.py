@@ -70,8 +70,7 @@ def free_folder(wanted: str) -> str:
         candidates = [wanted, *(f"{wanted}-{number}" for number in range(2, 10_000))]
         return next(name for name in candidates if not Path(name).exists())
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot use run folder ({wanted!r:.120}: {reason}); use another --run-dir") from error
+        raise _path_error(Path(wanted), error) from error
 
 
 class RunFolder:
@@ -174,10 +173,11 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder as its only writer; on entry, unfinished writes of killed processes are removed."""
-        from quatsphere.storage.checkpoint import finish_replacements  # which imports torch
+        from quatsphere.storage.checkpoint import finish_replacement, steps_in  # which imports torch
 
         with folder_lock(self.path / _LOCK, self.name, self.note):
-            finish_replacements(self.checkpoints)
+            for step in steps_in(self.checkpoints):
+                finish_replacement(step)
             atomic.remove_leftovers(self.path)
             yield
 

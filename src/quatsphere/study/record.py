@@ -29,19 +29,8 @@ from quatsphere.train.provenance import commit, processor, versions
 LOSSES = ("loss", "cross_entropy", "accuracy")
 BY_EPOCH = ("val_accuracy", "images_per_second", "beta", "bound", "routing_entropy", "routing_peak", "field_motion")
 FROM_RESULT = (
-    "test_accuracy",
-    "val_accuracy",
-    "best_epoch",
-    "epochs",
-    "steps",
-    "parameters",
-    "fingerprint",
-    "commit",
-    "versions",
-    "threads",
-    "seconds",
-    "images_seen",
-    "predictions",
+    *("test_accuracy", "val_accuracy", "best_epoch", "epochs", "steps", "parameters", "fingerprint"),
+    *("commit", "versions", "threads", "seconds", "images_seen", "predictions"),
 )
 """Fields copied from the run's result."""
 DIAGNOSED_SECTIONS = ("accuracy", "routing", "spread", "beta", "drift", "coverage", "graphs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,13 +120,12 @@ def _result_facts(trained: TrainedModel) -> dict[str, Any]:
 def _checked_preprocessing(folder: ModelFolder, config: RunConfig) -> dict[str, Any]:
     """Classes, mean and standard deviation, if they fit the model; CheckpointError otherwise."""
     fields, model = folder.preprocessing, config.model
-    classes, mean, std = (fields.get(key) for key in ("classes", "mean", "std"))
+    classes, mean, std = (fields.get(key, []) for key in ("classes", "mean", "std"))
     good = {
-        "classes": isinstance(classes, list)
-        and len(set(map(str, classes))) == len(classes) == model.num_classes <= MOST_CLASSES
-        and all(isinstance(name, str) for name in classes),
-        "mean": _numbers(mean, model.in_channels),
-        "std": _numbers(std, model.in_channels) and min(std or [0]) > 0,
+        "classes": misfit(classes, [str]) is None
+        and len(set(classes)) == len(classes) == model.num_classes <= MOST_CLASSES,
+        "mean": misfit(mean, [float, ...]) is None and len(mean) == model.in_channels,
+        "std": misfit(std, [float, ...]) is None and len(std) == model.in_channels and min(std) > 0,
         "image_size": fields.get("image_size") == model.image_size <= LARGEST_SIDE,
         "channels": fields.get("channels") == model.in_channels,
         "fit": fields.get("fit") in FIT_MODES and fields.get("fit") == config.data.fit,
@@ -136,15 +134,6 @@ def _checked_preprocessing(folder: ModelFolder, config: RunConfig) -> dict[str, 
     if wrong is not None:
         raise damaged(folder.path, PREPROCESSING, f"{wrong} does not fit the model")
     return {"classes": classes, "mean": mean, "std": std}
-
-
-def _numbers(values: Any, count: int) -> bool:
-    """True for a list of `count` finite numbers."""
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(v) in (int, float) and math.isfinite(v) for v in values)
-    )
 
 
 def sizes_misfit(config: RunConfig, weights: Mapping[str, Tensor]) -> str | None:

@@ -95,18 +95,17 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-MAY_CHANGE = {"data.root", "model.backend"} | {
-    f"train.{name}"
-    for name in (
-        "device",
-        "threads",
-        "compile",
-        "cuda_graph",
-        "checkpoint_steps",
-        "checkpoint_seconds",
-        "keep_checkpoints",
-        "track",
-    )
+MAY_CHANGE = {
+    *(
+        "data.root",
+        "model.backend",
+        "train.device",
+        "train.threads",
+        "train.compile",
+        "train.cuda_graph",
+        "train.track",
+    ),
+    *("train.checkpoint_steps", "train.checkpoint_seconds", "train.keep_checkpoints"),
 }
 """Settings that may differ in a resumed run."""
 FROM_DATA = {"model.image_size", "model.in_channels", "model.num_classes"}
