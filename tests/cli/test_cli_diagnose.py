@@ -159,7 +159,7 @@ def test_figures_of_results(command: Command) -> None:
 
 def test_values_of_the_figures_of_results() -> None:
     """Accuracies in percent, changes paired by seed, the paper's numbers from the ledger."""
-    from quatsphere.report.study_figures import ablation_rows, costs_of, probe_curves
+    from quatsphere.report.figure_data import ablation_rows, costs_of, probe_curves
 
     cells = [cell("full", seed, 0.5 + 0.01 * seed) for seed in (1, 2, 3)]
     cells += [cell("transport_identity", seed, 0.46 + 0.012 * seed) for seed in (1, 2, 3)]
@@ -185,7 +185,7 @@ def test_values_of_the_figures_of_results() -> None:
 
 def test_figures_of_results_separate_data_sets(command: Command) -> None:
     """results/lite has a hundred cells of CIFAR-10 with five epochs and a part of CIFAR-100 with four."""
-    from quatsphere.report.study_figures import read_results, result_figures
+    from quatsphere.report.figure_data import read_results, result_figures
 
     found = dict(result_figures(read_results(str(LITE))))
     assert set(found) == {
@@ -203,8 +203,7 @@ def test_figures_of_results_separate_data_sets(command: Command) -> None:
 
 
 def test_caption_states_the_origin_of_the_costs() -> None:
-    from quatsphere.report.figure_data import schematics
-    from quatsphere.report.study_figures import costs_of, read_results
+    from quatsphere.report.figure_data import costs_of, read_results, schematics
 
     for records, says in (([], "the paper's values"), (read_results(str(LITE)), "n = 100 (uniform), 17 (identity)")):
         caption = dict(schematics(*costs_of(records)))["qsv"].get_supxlabel()

@@ -14,7 +14,7 @@ import torch
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import PAPER_VALUES, SCHEMA, diagnose
 from quatsphere.diagnostics.diagnose import SECTIONS
-from quatsphere.diagnostics.interventions import transport_effects, transport_off
+from quatsphere.diagnostics.traced_model import transport_effects, transport_off
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.lattice import model_steps

@@ -14,9 +14,8 @@ from torch import Tensor
 from quatsphere.data import Dataset, load_dataset
 from quatsphere.diagnostics import diagnose
 from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, runs_fused, time_parts, timed_methods
-from quatsphere.diagnostics.interventions import transport_off
 from quatsphere.diagnostics.measures import pixel_gradients
-from quatsphere.diagnostics.traced_model import patched_attribute, unfused_steps
+from quatsphere.diagnostics.traced_model import patched_attribute, transport_off, unfused_steps
 from quatsphere.models.lattice import model_steps
 from quatsphere.nn.shell_step import ShellStep
 from quatsphere.train.trainer import measure_routing

@@ -19,7 +19,7 @@ from quatsphere import create_model, quaternion_attention, register_routing, reg
 from quatsphere.config import DataConfig, QSVConfig, RunConfig, TrainConfig, checks
 from quatsphere.data import load_dataset
 from quatsphere.diagnostics import diagnose
-from quatsphere.diagnostics.interventions import transport_off
+from quatsphere.diagnostics.traced_model import transport_off
 from quatsphere.errors import ConfigError
 from quatsphere.geometry import quaternion as Q
 from quatsphere.models.lattice import model_steps

@@ -23,13 +23,12 @@ from PIL import Image
 from quatsphere.diagnostics import SCHEMA
 from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE
 from quatsphere.report import figures as draw
-from quatsphere.report.figure_data import schematics
+from quatsphere.report.figure_data import costs_of, read_results, schematics
 from quatsphere.report.figures import style
 from quatsphere.report.figures.architecture import WITHIN
 from quatsphere.report.figures.study import FIXED_POINT
 from quatsphere.report.figures.style import INK
 from quatsphere.report.run_files import NEWEST_SCHEMA
-from quatsphere.report.study_figures import costs_of, read_results
 from quatsphere.study.curve import Curve, CurvePoint, LengthContrast
 from quatsphere.study.statistics import Estimate
 

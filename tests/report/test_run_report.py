@@ -9,7 +9,7 @@ import pytest
 
 from quatsphere.report.page import Card, Report, write_report
 from quatsphere.report.run_files import RunFiles
-from quatsphere.report.run_report import RunReportInputs, run_report, time_text
+from quatsphere.report.run_report import RunReportInputs, run_report
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "qsv", "shells": 2},
@@ -93,13 +93,3 @@ def test_cards_mark_wrong_predictions(tmp_path: Path) -> None:
     page = (tmp_path / "r.html").read_text()
     assert page.count('class="card wrong"') == page.count('class="card right"') == 1
     assert page.count("true: c") == 1
-
-
-def test_durations_as_text() -> None:
-    assert [time_text(seconds) for seconds in (5, 61, 150, 3600, 7500)] == [
-        "5 s",
-        "61 s",
-        "2 min",
-        "1 h 0 min",
-        "2 h 5 min",
-    ]

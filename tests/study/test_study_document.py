@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.study_records import PAPER, make_record, make_records
 
-from quatsphere.report.study_figures import write_length_figure
+from quatsphere.report.figure_data import write_length_figure
 from quatsphere.study.claims import CLAIMS, Claim, decide
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, difference

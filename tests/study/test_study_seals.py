@@ -100,7 +100,7 @@ def test_a_wrong_type_is_one_line(
 ) -> None:
     """Fields of an unsealed cell, replaced by values of other types: read without harm, or refused by name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("quatsphere.report.study_figures.write_length_figure", lambda *words: None)
+    monkeypatch.setattr("quatsphere.report.figure_data.write_length_figure", lambda *words: None)
     fields, dice, refused = downgrade(results), random.Random(0), 0
     for place in places(fields):
         changed = copy.deepcopy(fields)

@@ -52,14 +52,13 @@ def drawings(options: Any) -> Iterator[tuple[str, Any]]:
     require_report()
     from quatsphere.cli.console import note
     from quatsphere.report import figure_data as data
-    from quatsphere.report import study_figures as study
     from quatsphere.report.run_files import read_run_files
 
     runs = [read_run_files(path) for path in options.runs]
-    records = study.read_results(options.results) if options.results else []
+    records = data.read_results(options.results) if options.results else []
     benched = list(data.bench_figures(options.bench)) if options.bench else []
     return chain(
-        data.schematics(*study.costs_of(records)), data.run_figures(runs, note), study.result_figures(records), benched
+        data.schematics(*data.costs_of(records)), data.run_figures(runs, note), data.result_figures(records), benched
     )
 
 

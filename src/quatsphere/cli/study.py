@@ -351,7 +351,7 @@ def show_claims(options: argparse.Namespace) -> int:
 
 def write_document(options: argparse.Namespace) -> int:
     """Write the results page, its figure and the table of all cells that it links to."""
-    from quatsphere.report.study_figures import write_length_figure
+    from quatsphere.report.figure_data import write_length_figure
     from quatsphere.storage.atomic import write_text
     from quatsphere.study.document import BY_SEED, document, seeds_csv
     from quatsphere.study.length_document import FIGURE, has_lengths, length_document

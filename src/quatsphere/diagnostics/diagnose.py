@@ -9,7 +9,6 @@ import torch
 
 from quatsphere.data import Dataset
 from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, fractions, runs_fused, time_forward, time_parts
-from quatsphere.diagnostics.interventions import transport_effects
 from quatsphere.diagnostics.measures import (
     beta_band,
     effective_share,
@@ -26,7 +25,7 @@ from quatsphere.diagnostics.measures import (
     triangles,
     weighted_mean,
 )
-from quatsphere.diagnostics.traced_model import TracedModel, has_field
+from quatsphere.diagnostics.traced_model import TracedModel, has_field, transport_effects
 from quatsphere.errors import ConfigError
 from quatsphere.models import Model
 from quatsphere.nn.field import LearnedBound, NoPerturbation

@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frozen_qsv import FrozenQSV
-from quatsphere.export.parts import Interpolation, PatchSampler, frozen_parameter, permuted_linear, sampler_of
+from quatsphere.export.parts import (
+    Interpolation,
+    NeighbourBlocks,
+    PatchSampler,
+    frozen_parameter,
+    permuted_linear,
+    sampler_of,
+)
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.layout import Shell

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quatsphere.export.blocks import NeighbourBlocks
 from quatsphere.export.frames import LIFTS, LOWERINGS, applied, inverse_rotations, left_products, moved
-from quatsphere.export.parts import Interpolation, frozen_parameter, permuted_linear, sampler_of
+from quatsphere.export.parts import Interpolation, NeighbourBlocks, frozen_parameter, permuted_linear, sampler_of
 from quatsphere.geometry.quaternion import block_expand, normalize
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV

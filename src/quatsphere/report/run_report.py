@@ -38,6 +38,7 @@ from quatsphere.report.page import (
     write_report,
 )
 from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
+from quatsphere.study.time_estimate import format_seconds
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
 
@@ -128,14 +129,6 @@ def _file_figures(run: RunFiles) -> dict[str, Figure]:
     return figures
 
 
-def time_text(seconds: float) -> str:
-    """Format a duration: `42 s`, `7 min`, `2 h 5 min`."""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def _tiles(run: RunFiles) -> list[Tile]:
     result = run.result
     chance = 0.0
@@ -151,7 +144,7 @@ def _tiles(run: RunFiles) -> list[Tile]:
             Tile("test accuracy", f"{result['test_accuracy']:.4f}", f"{test['images']:,} images, one run"),
             Tile("validation accuracy", f"{result['val_accuracy']:.4f}", f"best, after epoch {result['best_epoch']}"),
             Tile("parameters", f"{result['parameters']:,}", result["model"]),
-            Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {time_text(result['seconds'])}"),
+            Tile("epochs", f"{result['epochs']}", f"{result['steps']:,} steps, {format_seconds(result['seconds'])}"),
             Tile("calibration error", f"{test['ece']:.3f}", f"expected; NLL {format_number(test['nll'])}"),
         ]
     return [dataclasses.replace(tile, meaning=TILES[tile.label].format(chance=chance)) for tile in tiles]

@@ -10,15 +10,15 @@ from typing import Any
 
 from quatsphere.diagnostics.tables import format_number
 from quatsphere.report.explanations import INTRODUCTIONS, STUDY_INTRODUCTION, STUDY_PICTURES, STUDY_TILES
-from quatsphere.report.figure_data import schematics
+from quatsphere.report.figure_data import costs_of, result_figures, schematics
 from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
-from quatsphere.report.run_report import draw_twice, time_text
-from quatsphere.report.study_figures import costs_of, result_figures
+from quatsphere.report.run_report import draw_twice
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import length_tables, rows_by_length
 from quatsphere.study.paper_tables import PaperTables
 from quatsphere.study.results import CellRecord, at_one_length, read_records
 from quatsphere.study.tables import format_value
+from quatsphere.study.time_estimate import format_seconds
 
 KINDS = {
     "trained": ("Claims that need training", "The paper's statements about trained models, judged on these runs."),
@@ -58,7 +58,7 @@ def study_report(
 def _tiles(records: Sequence[CellRecord], claims: Sequence[CellRecord]) -> list[Tile]:
     """Headline numbers: runs, rows, training time, claims by verdict."""
     diverged = sum(record["status"] == "diverged" for record in records)
-    hours = time_text(sum(record.get("seconds") or 0.0 for record in records))
+    hours = format_seconds(sum(record.get("seconds") or 0.0 for record in records))
     shown = [
         Tile("runs", str(len(records)), f"{diverged} diverged" if diverged else "none diverged"),
         Tile("rows", str(len(_distinct_values(records, "variant"))), f"{len(_distinct_values(records, 'seed'))} seeds"),
@@ -98,7 +98,7 @@ def cells_table(records: Sequence[CellRecord]) -> PageTable:
     rows = []
     for record in records:
         accuracies = [format_number(record.get(name), ".4f") for name in ("test_accuracy", "val_accuracy")]
-        duration = time_text(record["seconds"]) if record.get("seconds") else "-"
+        duration = format_seconds(record["seconds"]) if record.get("seconds") else "-"
         identity = (str(record[name]) for name in ("cell", "variant", "dataset", "seed"))
         rows.append((*identity, *accuracies, str(record.get("epochs", "-")), duration, str(record["status"])))
     marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
