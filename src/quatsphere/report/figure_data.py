@@ -15,6 +15,7 @@ from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_json_object
 from quatsphere.study.claims.evidence import CELL_METRICS, collect
 from quatsphere.study.claims.rules import difference
+from quatsphere.study.claims.static import kernel_parameters, paper_qsv
 from quatsphere.study.curve import curves
 from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.results import CellRecord, at_one_length, read_records
@@ -32,8 +33,6 @@ EDGE_LONGITUDES = (2.6, 0.3, -0.9, 2.2, -2.3)
 
 def schematics(costs: Mapping[str, float], source: str) -> Iterator[Drawing]:
     """Yield the two figures of the paper that need no training; the shells are those of the model."""
-    from quatsphere.diagnostics.initial_model import kernel_parameters, paper_qsv
-
     yield "kernel", draw.kernel_comparison(*kernel_parameters())
     qsv = paper_qsv()
     positions = [shell.positions.detach().double().numpy() for shell in qsv.layout.shells]
