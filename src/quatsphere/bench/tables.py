@@ -20,55 +20,29 @@ SPEED: list[Column] = [
     ("share_of_sgemm", "of sgemm", ".0%"),
 ]
 MEMORY: list[Column] = [("peak_mb", "peak MB", ",.1f")]
-GPU: list[Column] = [
-    ("variant", "", "s"),
-    *TIMES,
-    SPEED[0],
-    ("launches", "launches", "d"),
-    ("graph_launches", "graphs", "d"),
-    ("waits", "waits", "d"),
-    *MEMORY,
-]
+COUNTS: list[Column] = [("launches", "launches", "d"), ("graph_launches", "graphs", "d"), ("waits", "waits", "d")]
+VARIANT: Column = ("variant", "", "s")
+GPU: list[Column] = [VARIANT, *TIMES, SPEED[0], *COUNTS, *MEMORY]
 BENCH_TABLES: dict[str, tuple[str, list[Column]]] = {
-    "kernel": (
-        "operators, forward + backward",
-        [
-            ("variant", "", "s"),
-            *TIMES,
-            *MEMORY,
-            ("times_fused", "x fused", ".1f"),
-            ("times_fused_memory", "x memory", ".1f"),
-        ],
-    ),
-    "step": ("training step", [("variant", "", "s"), *TIMES, *SPEED, *MEMORY]),
-    "profile": (
-        "where a training step goes",
-        [("variant", "", "s"), ("part", "part", "s"), ("ms", "ms", ".1f"), ("share", "share", ".1%")],
-    ),
-    "inference": ("inference", [("variant", "", "s"), *TIMES, *SPEED, *MEMORY]),
-    "graphs": (
-        "graph layers, forward + backward",
-        [
-            ("graph", "graph", "s"),
-            ("nodes", "nodes", ",d"),
-            ("degree", "degree", "d"),
-            ("batch", "batch", "d"),
-            ("variant", "", "s"),
-            *TIMES[1:],
-            ("cpu_ms", "CPU ms", ".2f"),
-            *MEMORY,
-            ("times_best", "x time", ".1f"),
-            ("times_cpu", "x CPU", ".1f"),
-        ],
-    ),
-    "scaling": (
-        "training step of QSV, batch 1",
-        [("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY],
-    ),
+    "kernel": ("operators, forward + backward", [
+        VARIANT, *TIMES, *MEMORY, ("times_fused", "x fused", ".1f"), ("times_fused_memory", "x memory", ".1f"),
+    ]),
+    "step": ("training step", [VARIANT, *TIMES, *SPEED, *MEMORY]),
+    "profile": ("where a training step goes", [
+        VARIANT, ("part", "part", "s"), ("ms", "ms", ".1f"), ("share", "share", ".1%"),
+    ]),
+    "inference": ("inference", [VARIANT, *TIMES, *SPEED, *MEMORY]),
+    "graphs": ("graph layers, forward + backward", [
+        ("graph", "graph", "s"), ("nodes", "nodes", ",d"), ("degree", "degree", "d"), TIMES[0], VARIANT, *TIMES[1:],
+        ("cpu_ms", "CPU ms", ".2f"), *MEMORY, ("times_best", "x time", ".1f"), ("times_cpu", "x CPU", ".1f"),
+    ]),
+    "scaling": ("training step of QSV, batch 1", [
+        ("vertices", "vertices", ",d"), ("dim", "dim", "d"), ("seconds", "seconds", ".3f"), *MEMORY,
+    ]),
     "gpu": ("training step on the GPU", GPU),
     "gpu_inference": ("inference on the GPU", GPU),
-    "gpu_failures": ("failed on the GPU", [("subject", "", "s"), ("variant", "", "s"), ("error", "", "s")]),
-}
+    "gpu_failures": ("failed on the GPU", [("subject", "", "s"), VARIANT, ("error", "", "s")]),
+}  # fmt: skip
 
 COMPARISON: list[Column] = [
     ("what", "", "s"),

@@ -104,11 +104,11 @@ def _pair(item: Any, name: str) -> tuple[Any, int]:
     return image, number
 
 
-def pixels_of(image: Any, name: str, size: int | None, fit: str) -> NDArray[np.uint8]:
-    """Levels (C, H, W) of a square image in memory; images of 1, 3 or 4 (made RGB) channels are resized."""
+def image_levels(image: Any, name: str) -> NDArray[np.uint8]:
+    """Levels (H, W, C) of a PIL image, grey or RGB, of an array (H, W) or (H, W, C) or of a tensor (C, H, W)."""
     if isinstance(image, Image.Image):
         image = ImageOps.exif_transpose(image)
-        grey = image.mode in ("1", "L")
+        grey = image.mode in ("1", "L") and "transparency" not in image.info
         array = np.asarray(image.convert("L") if grey else to_rgb(image))
     elif isinstance(image, Tensor):
         array = image.detach().cpu().numpy()
@@ -119,8 +119,16 @@ def pixels_of(image: Any, name: str, size: int | None, fit: str) -> NDArray[np.u
         raise DataError(f"cannot read {name} of type {type(image).__name__}; give a tensor, array or PIL image")
     array = array[:, :, None] if array.ndim == 2 else array
     if array.ndim != 3 or not array.size:
-        raise DataError(f"cannot read {name}: shape {tuple(array.shape)} is not that of one image")
-    levels = levels_of(array, name)
+        raise DataError(
+            f"cannot read {name}: shape {tuple(array.shape)} is not (H, W) or (H, W, C) with pixels; "
+            "arrays have channels last, tensors channels first"
+        )
+    return levels_of(array, name)
+
+
+def pixels_of(image: Any, name: str, size: int | None, fit: str) -> NDArray[np.uint8]:
+    """Levels (C, H, W) of a square image in memory; images of 1, 3 or 4 (made RGB) channels are resized."""
+    levels = image_levels(image, name)
     side = size or min(levels.shape[:2])
     if levels.shape[:2] != (side, side):
         levels = _fitted(levels, name, side, fit)

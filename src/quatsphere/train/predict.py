@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from quatsphere.config import ModelConfig, RunConfig
 from quatsphere.data.decode import TooLarge, decode, fit_image, to_grey, to_rgb
-from quatsphere.data.in_memory import check_levels, levels_of
+from quatsphere.data.in_memory import check_levels, image_levels
 from quatsphere.errors import DataError, printable
 from quatsphere.storage.atomic import read_regular
 
@@ -56,13 +56,8 @@ def image_pixels(image: ImageLike, config: RunConfig, name: str = "image") -> UI
     size, fit = config.model.image_size, config.data.fit
     if isinstance(image, str | os.PathLike):
         pixels = read_image_file(Path(image), size, fit)
-    elif isinstance(image, Image.Image):
-        pixels = _pil_pixels(ImageOps.exif_transpose(image), size, fit)
-    elif isinstance(image, np.ndarray):
-        pixels = _pil_pixels(_array_to_pil(image, name), size, fit)
-    elif isinstance(image, Tensor):
-        array = image.detach().cpu().numpy()
-        pixels = _pil_pixels(_array_to_pil(array.transpose(1, 2, 0) if array.ndim == 3 else array, name), size, fit)
+    elif isinstance(image, Image.Image | np.ndarray | Tensor):
+        pixels = _fit_levels(image_levels(image, name), name, size, fit)
     else:
         kind = type(image).__name__
         raise DataError(f"cannot read {name} of type {kind}; give a path, PIL image, array or tensor")
@@ -103,21 +98,16 @@ def read_image_file(path: Path, size: int, fit: str) -> UInt8[Tensor, "3 size si
         raise DataError(f"cannot read {printable(str(path))} ({reason}); {cure}") from error
 
 
-def _pil_pixels(image: Image.Image, size: int, fit: str) -> UInt8[Tensor, "3 size size"]:
-    pixels = np.asarray(fit_image(to_rgb(image), size, fit)).transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(pixels))
-
-
-def _array_to_pil(array: NDArray[Any], name: str) -> Image.Image:
-    """PIL image of an array (H, W) or (H, W, C); DataError in one line for any other array."""
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    if array.ndim not in (2, 3) or array.size == 0 or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+def _fit_levels(levels: NDArray[np.uint8], name: str, size: int, fit: str) -> UInt8[Tensor, "3 size size"]:
+    """RGB pixels of levels (H, W, C), fitted to the size; DataError for another number of channels."""
+    if levels.shape[2] not in (1, 3, 4):
         raise DataError(
-            f"cannot read {name}: shape {array.shape} is not (H, W) or (H, W, C) with C = 1, 3 or 4; "
+            f"cannot read {name}: shape {levels.shape} is not (H, W) or (H, W, C) with C = 1, 3 or 4; "
             "arrays have channels last, tensors channels first"
         )
-    return Image.fromarray(levels_of(array, name))
+    image = Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
+    pixels = np.asarray(fit_image(to_rgb(image), size, fit)).transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, ParamSpec
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from quatsphere.storage.atomic import write_bytes
 
 Array = NDArray[Any]
+Panels = tuple[Figure, int, int]
+"""A figure, and the rows and columns of its panels."""
 Arguments = ParamSpec("Arguments")
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -116,7 +118,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def new_panels(count: int, columns: int, height: float, *, width: float = WIDE, extra: float = 0.0) -> Panels:
-    """Return a figure for `count` panels, at most `columns` side by side, one or two on a phone.
+    """Return a figure for `count` panels and the numbers of rows and columns: at most `columns`, one or two on a phone.
 
     Args:
         count: number of panels.
@@ -129,15 +131,7 @@ def new_panels(count: int, columns: int, height: float, *, width: float = WIDE, 
         columns = max(1, min(2, columns // 2)) if columns > 3 else 1
     columns = max(1, min(count, columns))
     rows = max(1, -(-count // columns))
-    return Panels(new_figure(width, rows * height + extra), rows, columns)
-
-
-class Panels(NamedTuple):
-    """A figure and the grid of its panels."""
-
-    figure: Figure
-    rows: int
-    columns: int
+    return new_figure(width, rows * height + extra), rows, columns
 
 
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
