@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from quatsphere.report.page import (
     Card,
     PageClaim,
-    PageTable,
     Picture,
     Report,
     Section,
@@ -23,6 +22,7 @@ from quatsphere.report.page import (
     to_picture,
     write_report,
 )
+from quatsphere.study.tables import Table
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -59,7 +59,7 @@ def report_of(text: str) -> Report:
     section = Section(
         text,
         text,
-        [PageTable(text, (text, text), [(text, text)], text), PageTable(text, (text,), [(text,)], folded=True)],
+        [Table((text, text), [(text, text)], text, text=text), Table((text,), [(text,)], text, folded=True)],
         [Picture(text, text, PIXEL, 10, 10)],
         [Card(text, PIXEL, PIXEL, text, 0.5, text), Card(text, PIXEL, None, text, 0.5, text + "!")],
         [

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from quatsphere.report.page import Card, PageClaim, PageTable, Report, Section, Tile, png_uri, to_picture, write_report
+from quatsphere.report.page import Card, PageClaim, Report, Section, Tile, png_uri, to_picture, write_report
+from quatsphere.study.tables import Table
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -25,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     image = png_uri(np.zeros((8, 8, 3), np.uint8))
     rows = [(f"{HOSTILE} {number}", *(["0.1234"] * 9)) for number in range(100)]
     sections = [
-        Section("Runs", HOSTILE, [PageTable("a hundred", [HOSTILE] * 10, rows)], [to_picture(HOSTILE, "text", figure)]),
+        Section("Runs", HOSTILE, [Table([HOSTILE] * 10, rows, "a hundred")], [to_picture(HOSTILE, "text", figure)]),
         Section("Predictions", cards=[Card(HOSTILE, image, image, "x" * 80, 0.5, HOSTILE) for _ in range(24)]),
         Section("Claims", claims=[PageClaim(f"id.{i}", "word " * 30, "fails", HOSTILE) for i in range(120)]),
     ]

@@ -19,8 +19,9 @@ from soak.promises import Trials, promise, within
 
 from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError
-from quatsphere.report.page import Card, PageClaim, PageTable, Picture, Report, Section, Tile, png_uri, write_report
+from quatsphere.report.page import Card, PageClaim, Picture, Report, Section, Tile, png_uri, write_report
 from quatsphere.storage.checkpoint import load_checkpoint
+from quatsphere.study.tables import Table
 from quatsphere.train import train
 
 
@@ -210,7 +211,7 @@ class Outline(HTMLParser):
 def outline(text: str, folder: Path) -> Outline:
     """Outline of a report in which every text is the given one."""
     section = Section(
-        text, text, [PageTable(text, (text,), [(text,)], text)], [Picture(text, text, PIXEL, 9, 9)],
+        text, text, [Table((text,), [(text,)], text, text=text)], [Picture(text, text, PIXEL, 9, 9)],
         [Card(text, PIXEL, None, text, 0.5, text)], [PageClaim(text, text, "holds", text)],
     )  # fmt: skip
     write_report(folder / "report.html", Report(text, text, [Tile(text, text, text)], [(text, text)], [section]))

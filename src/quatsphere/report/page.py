@@ -20,6 +20,7 @@ from PIL import Image
 
 from quatsphere.errors import ConfigError
 from quatsphere.storage.atomic import write_text
+from quatsphere.study.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,18 +89,6 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class PageTable:
-    """Rows of text under headings; the first column names the row, `marked` rows are highlighted."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text: str = ""
-    marked: frozenset[int] = frozenset()
-    folded: bool = False
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure with a caption; `title` is also its text for screen readers. Sizes are in points.
 
@@ -158,7 +147,7 @@ class Section:
 
     title: str
     text: str = ""
-    tables: Sequence[PageTable] = ()
+    tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     cards: Sequence[Card] = ()
     claims: Sequence[PageClaim] = ()

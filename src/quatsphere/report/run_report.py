@@ -26,7 +26,6 @@ from quatsphere.report.figure_data import run_figures
 from quatsphere.report.figures import confusion_matrix, phone_layout, sampling_preview, shell_values
 from quatsphere.report.page import (
     Card,
-    PageTable,
     Picture,
     Report,
     Section,
@@ -38,6 +37,7 @@ from quatsphere.report.page import (
     write_report,
 )
 from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
+from quatsphere.study.tables import Table
 from quatsphere.study.time_estimate import format_seconds
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config
@@ -66,8 +66,8 @@ class RunReportInputs:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     phone_figures: Mapping[str, Figure] = field(default_factory=dict)
     cards: Sequence[Card] = ()
-    diagnostics: Sequence[PageTable] = ()
-    settings: Sequence[PageTable] = ()
+    diagnostics: Sequence[Table] = ()
+    settings: Sequence[Table] = ()
     images: Mapping[str, int] = field(default_factory=dict)
     missing: str = ""
 
@@ -190,7 +190,7 @@ def _results(run: RunFiles, inputs: RunReportInputs) -> Iterator[Section]:
     counts = [sum(row) for row in test["confusion"]]
     ranked = sorted(zip(test["per_class"].items(), counts, strict=True), key=lambda item: -(item[0][1] or 0.0))
     rows = [(name, format_number(share), f"{count:,}") for (name, share), count in ranked]
-    table = PageTable("Accuracy by class as a table", ("class", "accuracy", "images"), rows, folded=True)
+    table = Table(("class", "accuracy", "images"), rows, "Accuracy by class as a table", folded=True)
     text = "Test images, at the checkpoint with the best validation accuracy."
     yield Section("Results", text, [table], _pictures(inputs, "Results"))
 
@@ -271,7 +271,7 @@ def _sample_figures(model: Any, dataset: Dataset, index: int) -> dict[str, Figur
 # Tables
 
 
-def settings_tables(config: RunConfig) -> list[PageTable]:
+def settings_tables(config: RunConfig) -> list[Table]:
     """Return one table per group of settings, with the defaults, which are the paper's."""
     tables = []
     for group in (part.name for part in dataclasses.fields(config)):
@@ -280,11 +280,11 @@ def settings_tables(config: RunConfig) -> list[PageTable]:
         names = [setting.name for setting in dataclasses.fields(values)]
         rows = [(name, str(getattr(values, name)), str(getattr(defaults, name))) for name in names]
         marked = frozenset(index for index, (_, value, default) in enumerate(rows) if value != default)
-        tables.append(PageTable(group, ("setting", "value", "default"), rows, marked=marked, folded=True))
+        tables.append(Table(("setting", "value", "default"), rows, group, marked=marked, folded=True))
     return tables
 
 
-def diagnostic_tables(run: RunFiles) -> list[PageTable]:
+def diagnostic_tables(run: RunFiles) -> list[Table]:
     """Return the tables of `quatsphere diagnose`, from diagnostics.json."""
     found = run.diagnostics
     if found is None:
@@ -293,6 +293,6 @@ def diagnostic_tables(run: RunFiles) -> list[PageTable]:
     for table in diagnosis_tables(found):
         texts = [[Text.from_markup(str(cell)).plain for cell in (c.header, *c.cells)] for c in table.columns]
         headings, *rows = zip(*texts, strict=True)
-        tables.append(PageTable(str(table.title), headings, rows, table_text(str(table.title))))
+        tables.append(Table(headings, rows, str(table.title), text=table_text(str(table.title))))
     lines = [(line,) for line in (*remark_lines(found), *absent_lines(found))]
-    return [*tables, PageTable("Remarks", ("remark",), lines)] if lines else tables
+    return [*tables, Table(("remark",), lines, "Remarks")] if lines else tables

@@ -11,13 +11,13 @@ from typing import Any
 from quatsphere.diagnostics.tables import format_number
 from quatsphere.report.explanations import INTRODUCTIONS, STUDY_INTRODUCTION, STUDY_PICTURES, STUDY_TILES
 from quatsphere.report.figure_data import costs_of, result_figures, schematics
-from quatsphere.report.page import PageClaim, PageTable, Picture, Report, Section, Tile, to_picture, write_report
+from quatsphere.report.page import PageClaim, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_report import draw_twice
 from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.curve import length_tables, rows_by_length
 from quatsphere.study.paper_tables import PaperTables
 from quatsphere.study.results import CellRecord, at_one_length, read_records
-from quatsphere.study.tables import format_value
+from quatsphere.study.tables import Table, format_value
 from quatsphere.study.time_estimate import format_seconds
 
 KINDS = {
@@ -37,7 +37,7 @@ def study_report(
     name: str,
     records: Sequence[CellRecord],
     claims: Sequence[CellRecord],
-    tables: Sequence[PageTable],
+    tables: Sequence[Table],
     shown: Sequence[Picture],
 ) -> Report:
     """Assemble the report: tables and figures, then claims, then every cell."""
@@ -92,7 +92,7 @@ def _number_text(value: Any) -> str:
     return "" if value is None else format_value(value)
 
 
-def cells_table(records: Sequence[CellRecord]) -> PageTable:
+def cells_table(records: Sequence[CellRecord]) -> Table:
     """Table of all runs; diverged ones are marked."""
     columns = ("cell", "row", "data", "seed", "test", "val", "epochs", "time", "status")
     rows = []
@@ -102,7 +102,7 @@ def cells_table(records: Sequence[CellRecord]) -> PageTable:
         identity = (str(record[name]) for name in ("cell", "variant", "dataset", "seed"))
         rows.append((*identity, *accuracies, str(record.get("epochs", "-")), duration, str(record["status"])))
     marked = frozenset(index for index, record in enumerate(records) if record["status"] == "diverged")
-    return PageTable(f"{len(rows)} runs", columns, rows, marked=marked)
+    return Table(columns, rows, f"{len(rows)} runs", marked=marked)
 
 
 def _facts(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def write_study_report(folder: Path, page: Path) -> None:
     shown = at_one_length(records)
     finished = [record for record in records if record["status"] == "finished"]
     tables = [*(length_tables(records) if len(rows_by_length(records)) > 1 else []), *PaperTables(shown).all()]
-    chosen = [PageTable(t.title, t.columns, t.rows) for t in tables if t.name != "seeds"]  # the table of cells has them
+    chosen = [table for table in tables if table.name != "seeds"]  # the table of cells has them
     claims, name = decide(CLAIMS, shown), folder.absolute().name
     write_report(page, study_report(name, records, claims, chosen, study_pictures(finished)))
 

@@ -24,6 +24,12 @@ class Table:
     title: str = ""
     name: str = ""
     """Name for `--table` and LaTeX's label."""
+    text: str = ""
+    """Explanation below it on a page."""
+    marked: frozenset[int] = frozenset()
+    """Rows that a page highlights."""
+    folded: bool = False
+    """True if a page shows its title alone at first."""
 
 
 def markdown(table: Table) -> str:
