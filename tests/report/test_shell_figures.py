@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from quatsphere.report.figures import confusion_matrix, sampling_preview, shell_values, to_bytes
-from quatsphere.report.figures.shells import _camera_axes
+from quatsphere.report.figures.model import _camera_axes
 from quatsphere.report.figures.style import escape_math
 
 NAMES = [

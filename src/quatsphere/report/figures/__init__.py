@@ -4,14 +4,15 @@ Each takes plain data (its docstring says which) and returns a matplotlib figure
 """
 
 from quatsphere.report.figures.architecture import COSTS, kernel_comparison, qsv_in_one_view
-from quatsphere.report.figures.diagnosis import (
+from quatsphere.report.figures.model import (
     cost_bars,
     coverage_map,
     receptive_map,
     routing_histograms,
+    sampling_preview,
+    shell_values,
     transport_bars,
 )
-from quatsphere.report.figures.shells import sampling_preview, shell_values
 from quatsphere.report.figures.study import (
     AblationRow,
     BetaCurve,
