@@ -74,9 +74,9 @@ GEMM_SIZE = 1536
 """Rows and columns of the matrices whose product measures the machine's peak."""
 
 
-def machine() -> dict[str, Any]:
+def machine(requested: str = "auto", device: str = "cpu") -> dict[str, Any]:
     """Processor, threads, versions, and the selected backend with the reason."""
-    backend, reason = explain_backend("auto", "cpu")
+    backend, reason = explain_backend(requested, device)
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),

@@ -33,26 +33,17 @@ def run(words: list[str]) -> int:
 
 def describe(config: Any, batch: int) -> dict[str, Any]:
     """Machine, kernel, parameters and memory as plain values."""
-    import torch
-
-    from quatsphere.kernels import explain_backend
+    from quatsphere.bench.timing import machine
     from quatsphere.models import build_model
     from quatsphere.train.distributed import Team
-    from quatsphere.train.provenance import commit, processor, versions
     from quatsphere.train.resources import estimate_bytes
     from quatsphere.train.run import pick_device, precision_warning
 
     model = build_model(config.model)
     device = pick_device(config.train.device, Team())
-    backend, reason = explain_backend(getattr(config.model, "backend", "auto"), device.type)
     return {
         "device": str(device),
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-        "commit": commit(),
-        "backend": backend,
-        "backend_reason": reason,
+        **machine(getattr(config.model, "backend", "auto"), device.type),
         "precision": config.train.precision,
         "precision_warning": precision_warning(config.train.precision, device),
         "model": config.model.name,

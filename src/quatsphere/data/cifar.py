@@ -30,8 +30,9 @@ BatchRows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Pixels (N, 3072) and labels (N,)."""
 
 
-def read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
+def read_cifar(name: str, options: ReadOptions) -> RawDataset:
     """Read the first copy found, of CIFAR-100 with its fine labels; its notes describe it."""
+    cifar = CIFARS[name]
     path = _find_copy(cifar, options.root)
     container = _container_in(cifar, path)
     if container is not None:
@@ -49,7 +50,7 @@ def read_cifar(cifar: Cifar, options: ReadOptions) -> RawDataset:
     return replace(raw, notes=raw.notes + describe_copy(cifar, raw), official_fingerprint=cifar.fingerprint)
 
 
-read_cifar10, read_cifar100 = (partial(read_cifar, CIFARS[name]) for name in ("cifar10", "cifar100"))
+read_cifar10, read_cifar100 = partial(read_cifar, "cifar10"), partial(read_cifar, "cifar100")
 
 
 def _find_copy(cifar: Cifar, root: Path | None) -> Path:

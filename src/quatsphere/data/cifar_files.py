@@ -117,24 +117,14 @@ CIFAR10 = Cifar(
         Container("cifar-10-batches-py", _TEN_PYTHON, pickled=True),
     ),
     archives=(
-        Archive(
-            "cifar-10-binary.tar.gz",
-            170_052_171,
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            mirrored=False,
-        ),
-        Archive(
-            "cifar-10-python.tar.gz",
-            170_498_071,
-            "c58f30108f718f92721af3b95e74349a",
-            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-            mirrored=True,
-        ),
+        Archive("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", mirrored=False),
+        Archive("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a",
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce", mirrored=True),
     ),
     fingerprint="0c4da55a97aeee5dd5cd232f4026ba329a372db27aba47f01092a346454f0d62",
     jpeg_means=(125.2688, 122.9330, 113.8628),
-)
+)  # fmt: skip
 
 _FINE_CLASSES = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -157,22 +147,12 @@ CIFAR100 = Cifar(
         Container("cifar-100-python", _HUNDRED_PYTHON, pickled=True),
     ),
     archives=(
-        Archive(
-            "cifar-100-binary.tar.gz",
-            168_513_733,
-            "03b5dce01913d631647c71ecec9e9cb8",
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            mirrored=False,
-        ),
-        Archive(
-            "cifar-100-python.tar.gz",
-            169_001_437,
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-            mirrored=True,
-        ),
+        Archive("cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", mirrored=False),
+        Archive("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85",
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7", mirrored=True),
     ),
     fingerprint=None,
-)
+)  # fmt: skip
 
 CIFARS = {cifar.name: cifar for cifar in (CIFAR10, CIFAR100)}

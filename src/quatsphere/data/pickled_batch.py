@@ -77,23 +77,6 @@ class _Array:
 
 
 _SCALARS = (int, str, bytes, bytearray, type(None))
-_VALUES = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-}
-_BYTE_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-"""Texts of Python 2, which are bytes."""
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_TUPLE": tuple,
-}
-_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
-_IGNORED = {"PROTO", "FRAME", "STOP"}
 
 
 class _Machine:
@@ -111,30 +94,14 @@ class _Machine:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if count >= MAX_OPCODES:
                 raise _refusal(f"has more than {MAX_OPCODES:,} instructions")
-            self.execute(opcode.name, argument)
+            _ACTIONS[opcode.name](self, argument)
         return self.stack.pop()
 
-    def execute(self, name: str, argument: Any) -> None:
-        """Execute one instruction."""
-        if name in _VALUES:
-            self.stack.append(argument)
-        elif name in _BYTE_STRINGS:
-            self.stack.append(argument.encode("latin1"))
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name]())
-        elif name in _PUTS:
-            slot = len(self.memo) if argument is None else int(argument)
-            if slot > MAX_MEMO_SLOT:
-                raise _refusal("asks for an absurd amount of memory")
-            self.memo[slot] = self.stack[-1]
-        elif name in _GETS:
-            self.stack.append(self.memo[int(argument)])
-        elif name == "MARK":
-            self.marks.append(len(self.stack))
-        elif name not in _IGNORED:
-            if name not in _ACTIONS:
-                raise ValueError(f"instruction {name}")
-            _ACTIONS[name](self, argument)
+    def memorise(self, slot: int) -> None:
+        """Store the value on top of the stack in the memo."""
+        if slot > MAX_MEMO_SLOT:
+            raise _refusal("asks for an absurd amount of memory")
+        self.memo[slot] = self.stack[-1]
 
     def pop_marked(self) -> list[Any]:
         """Remove and return everything above the last mark."""
@@ -230,18 +197,47 @@ def _refusal(fault: str) -> DataError:
     return DataError(f"refused: file {fault}; CIFAR needs only numpy arrays")
 
 
-def _build(make: Callable[[_Machine, list[Any]], None], empty: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
+_Action = Callable[[_Machine, Any], None]
+
+
+def _push(value: Callable[[_Machine, Any], Any]) -> _Action:
+    """Action that pushes a value made from the machine and the argument."""
+    return lambda machine, argument: machine.stack.append(value(machine, argument))
+
+
+def _build(fill: Callable[[_Machine, list[Any]], None], empty: Callable[[], Any]) -> _Action:
     """Action of LIST and DICT: a new container filled with everything above the mark."""
 
     def action(machine: _Machine, _: Any) -> None:
         items = machine.pop_marked()
         machine.stack.append(empty())
-        make(machine, items)
+        fill(machine, items)
 
     return action
 
 
-_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+_ACTIONS: dict[str, _Action] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
+    **dict.fromkeys(
+        (
+            *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
+            *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+            *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        ),
+        _push(lambda _, value: value),
+    ),
+    # texts of Python 2, which are bytes
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), _push(lambda _, text: text.encode("latin1"))),
+    "NONE": _push(lambda *_: None),
+    "NEWTRUE": _push(lambda *_: True),
+    "NEWFALSE": _push(lambda *_: False),
+    "EMPTY_LIST": _push(lambda *_: []),
+    "EMPTY_DICT": _push(lambda *_: {}),
+    "EMPTY_TUPLE": _push(lambda *_: ()),
+    "MEMOIZE": lambda machine, _: machine.memorise(len(machine.memo)),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda machine, slot: machine.memorise(int(slot))),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _push(lambda machine, slot: machine.memo[int(slot)])),
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
     "TUPLE": lambda machine, _: machine.push_tuple(machine.pop_marked()),
     "TUPLE1": lambda machine, _: machine.push_tuple(machine.pop(1)),
     "TUPLE2": lambda machine, _: machine.push_tuple(machine.pop(2)),
@@ -252,8 +248,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "APPENDS": lambda machine, _: machine.extend(machine.pop_marked()),
     "SETITEM": lambda machine, _: machine.set_items(machine.pop(2)),
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_marked()),
-    "GLOBAL": lambda machine, argument: machine.push_name(*argument.split(" ", 1)),
-    "INST": lambda machine, argument: machine.push_name(*argument.split(" ", 1)),
+    **dict.fromkeys(("GLOBAL", "INST"), lambda machine, argument: machine.push_name(*argument.split(" ", 1))),
     "STACK_GLOBAL": lambda machine, _: machine.push_name(*machine.pop(2)),
     "REDUCE": lambda machine, _: machine.call(),
     "BUILD": lambda machine, _: machine.set_state(),
