@@ -155,7 +155,7 @@ def test_every_figure_is_a_function_that_is_drawn_here() -> None:
     """Public functions that return a figure are in the table above, or in test_shell_figures.py."""
     public = {n for n in draw.__all__ if getattr(getattr(draw, n), "__annotations__", {}).get("return") == "Figure"}
     drawn = {name for make in (*FIGURES.values(), one_view) for name in make.__code__.co_names}
-    assert public - drawn == {"confusion_matrix", "holonomy", "sampling_preview", "shell_values"}
+    assert public - drawn == {"confusion_matrix", "sampling_preview", "shell_values"}
     assert all(isinstance(make(), Figure) for make in (FIGURES["cost"], FIGURES["plane"]))
 
 

@@ -95,7 +95,6 @@ def median_seconds(step: Callable[[], None]) -> float:
 def format_seconds(seconds: float) -> str:
     """Duration as `5 s`, `1 min 5 s` or `3 h 2 min`."""
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    parts = ((hours, "h"), (minutes, "min"), (0 if hours else rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
