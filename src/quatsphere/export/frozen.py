@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quatsphere.export.frozen_qsv import FrozenQSV
-from quatsphere.export.parts import (
-    Interpolation,
-    NeighbourBlocks,
-    PatchSampler,
-    frozen_parameter,
-    permuted_linear,
-    sampler_of,
-)
+from quatsphere.export.parts import Interpolation, NeighbourBlocks, PatchSampler, permuted_linear, sampler_of
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.layout import Shell
@@ -115,10 +108,9 @@ class FrozenLinear(nn.Module):
         super().__init__()
         config = model.config
         self.sampler = PatchSampler(model.coords, config.image_size, config.in_channels, config.wrap_longitude)
-        self.classifier = copy.deepcopy(model.classifier)
-        vertices = model.coords.shape[0]
-        weight = self.classifier.weight.unflatten(1, (vertices, -1))[:, :, self.sampler.column_order]
-        self.classifier.weight = frozen_parameter(weight.flatten(1))
+        order = self.sampler.column_order
+        columns = (torch.arange(len(model.coords))[:, None] * len(order) + order).flatten()
+        self.classifier = permuted_linear(model.classifier, columns=columns)
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images -> logits."""

@@ -114,12 +114,8 @@ class Curve:
         outwards, inwards = (rising, falling) if last.value > 0 else (falling, rising)
         if decided == "fails":
             return inwards
-        return (
-            outwards
-            and last.differs
-            and self.slope is not None
-            and (abs(last.value + self.slope.value * LOG_THREE) > MARGIN)
-        )
+        leaves = self.slope is not None and abs(last.value + self.slope.value * LOG_THREE) > MARGIN
+        return outwards and last.differs and leaves
 
 
 def rows_by_length(records: Iterable[CellRecord]) -> dict[int, dict[str, dict[int, Correct]]]:
