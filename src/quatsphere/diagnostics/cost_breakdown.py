@@ -18,6 +18,8 @@ from quatsphere.models.lattice import model_steps
 Clock = Callable[[], float]
 Method = tuple[str, Any, str]
 """Part, object, name of its method."""
+REPEATS = 3
+"""Timed passes."""
 FUSED_NOTE = "measured part by part; training runs these parts fused"
 """Note on the times of a model whose steps otherwise run in one operator."""
 
@@ -41,7 +43,9 @@ def timed_methods(model: Any) -> list[Method]:
 
 
 @torch.no_grad()
-def time_parts(model: Model, images: Tensor, repeats: int = 3, clock: Clock = time.perf_counter) -> dict[str, float]:
+def time_parts(
+    model: Model, images: Tensor, repeats: int = REPEATS, clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Return the seconds of a forward pass by part, the mean of `repeats` after a warm-up.
 
     `rest` is the time outside all parts. Steps run unfused, because a fused operator has no parts to time.
@@ -71,14 +75,14 @@ def time_parts(model: Model, images: Tensor, repeats: int = 3, clock: Clock = ti
 
 
 @torch.no_grad()
-def time_forward(model: Model, images: Tensor, repeats: int = 3) -> float:
-    """Return the seconds of an unmodified forward pass, the mean of `repeats` after a warm-up."""
+def time_forward(model: Model, images: Tensor) -> float:
+    """Return the seconds of an unmodified forward pass, the mean of `REPEATS` after a warm-up."""
     now = _synchronized(time.perf_counter, images.device)
     model(images)
     start = now()
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         model(images)
-    return (now() - start) / repeats
+    return (now() - start) / REPEATS
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ DIAGNOSTICS_FILE = "diagnostics.json"
 NEWEST_SCHEMA = 1
 """Latest version of diagnostics.json that can be read."""
 MAX_JSON_BYTES = 64 << 20
+SEALED_SINCE = 2
 SETTINGS_SHAPE = {
     "model": {"name": str, "shells?": int, "rounds?": int, "beta_start?": (float, None), "beta_frozen?": bool},
     "data": {"name": str},
@@ -84,10 +85,10 @@ def read_run_files(path: str | Path) -> RunFiles:
     return RunFiles(run.name, run.path, config, metrics, run.read_result(), diagnostics)
 
 
-def read_json_object(path: Path, shape: Any = dict, sealed_since: int = 2) -> dict[str, Any] | None:
+def read_json_object(path: Path, shape: Any) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if the file does not exist; its seal, if any, and shape are checked."""
     try:
-        return read_sealed(path, MAX_JSON_BYTES, sealed_since, shape)[0]
+        return read_sealed(path, MAX_JSON_BYTES, SEALED_SINCE, shape)[0]
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

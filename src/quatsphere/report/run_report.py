@@ -235,10 +235,10 @@ def with_predictions(inputs: RunReportInputs, trained: TrainedModel, dataset: Da
     )
 
 
-def choose_examples(correct: Tensor, count: int = MAX_CARDS) -> Tensor:
+def choose_examples(correct: Tensor) -> Tensor:
     """Return indices of wrong predictions, at most a third, then of correct ones, both evenly spaced."""
-    wrong = _evenly_spaced((~correct).nonzero().flatten(), count // 3)
-    return torch.cat((wrong, _evenly_spaced(correct.nonzero().flatten(), count - len(wrong))))
+    wrong = _evenly_spaced((~correct).nonzero().flatten(), MAX_CARDS // 3)
+    return torch.cat((wrong, _evenly_spaced(correct.nonzero().flatten(), MAX_CARDS - len(wrong))))
 
 
 def _evenly_spaced(items: Tensor, count: int) -> Tensor:

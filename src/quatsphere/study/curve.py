@@ -202,15 +202,15 @@ def verdict(contrast: LengthContrast, estimate: Estimate, level: float = LEVEL) 
     return "holds" if low > 0 else "undecided"
 
 
-def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """Level of every test after Holm's step-down adjustment: the i-th smallest of m p-values is tested at level/(m-i).
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Level of every test after Holm's step-down adjustment: the i-th smallest of m p-values is tested at LEVEL/(m-i).
 
     After the first p-value above its level, all larger ones keep that level.
     """
     levels = [0.0] * len(p_values)
     stopped: float | None = None
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        levels[index] = stopped or level / (len(p_values) - rank)
+        levels[index] = stopped or LEVEL / (len(p_values) - rank)
         if stopped is None and p_values[index] > levels[index]:
             stopped = levels[index]
     return levels

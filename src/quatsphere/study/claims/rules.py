@@ -21,6 +21,8 @@ from quatsphere.study.variants import SCALES, dataset_title, find_variant
 from quatsphere.train.provenance import MAY_CHANGE
 
 Number = float | tuple[float, ...] | str | None
+MIN_CURVE = 12
+"""Minimum number of epochs of a loss curve whose roughness is judged."""
 SEVERITY = ("fails", "undecided", "holds")
 """Verdicts, worst first."""
 NOT_SIZE = MAY_CHANGE | {"train.seed", "model.budget"}
@@ -296,18 +298,18 @@ def all_equivalent(rows: tuple[str, ...], margin: float, evidence: Evidence) -> 
     return Finding(worst.verdict, why, n, (min(values), max(values)) if values else None, worst.interval)
 
 
-def less_stable(evidence: Evidence, row: str, least_epochs: int = 12) -> Finding:
+def less_stable(evidence: Evidence, row: str) -> Finding:
     """Test that a row is less stable than the full model: three more cells diverge, or its loss curve is rougher.
 
-    Roughness of curves shorter than `least_epochs` reflects the initial fall and decides nothing.
+    Roughness of curves shorter than `MIN_CURVE` epochs reflects the initial fall and decides nothing.
     """
     diverged, other = (evidence.diverged_count("cifar10", name) for name in (row, "full"))
     found = above(Contrast(difference(row, "full"), "roughness"))(evidence)
     if diverged - other >= MIN_SEEDS:
         return Finding("holds", f"{diverged} cells diverged", diverged + found.n, found.ours, found.interval)
     epochs = [record["epochs"] for record in evidence.row_records("cifar10", row).values()]
-    if found.n and min(epochs, default=least_epochs) < least_epochs:
-        why = f"{diverged} cells diverged; roughness needs {least_epochs} epochs, has {min(epochs)}"
+    if found.n and min(epochs, default=MIN_CURVE) < MIN_CURVE:
+        why = f"{diverged} cells diverged; roughness needs {MIN_CURVE} epochs, has {min(epochs)}"
         return replace(found, verdict="undecided", why=why)
     return found
 
