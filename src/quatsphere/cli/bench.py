@@ -24,26 +24,23 @@ GPU_JSON = "quatsphere-gpu.json"
 def run(words: list[str]) -> int:
     """Measure, print, compare and save."""
     parser = Parser(prog="quatsphere bench", description=__doc__, epilog=_EPILOG)
-    parser.add_argument(
-        "subject", nargs="?", choices=SUBJECTS + ON_REQUEST, help="what to measure (default: all but graphs and gpu)"
-    )
+    add = parser.add_argument
+    add("subject", nargs="?", choices=SUBJECTS + ON_REQUEST, help="what to measure (default: all but graphs and gpu)")
     number = at_least(1)
-    parser.add_argument("--json", metavar="FILE", help="save the numbers; 'quatsphere figures --bench FILE' draws them")
-    parser.add_argument("--compare", metavar="FILE", help="compare with numbers saved by --json")
-    parser.add_argument(
-        "--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256; 128 on a GPU]"
-    )
-    parser.add_argument("--size", choices=("paper", "lite", "study"), default="paper", help="model size [paper]")
-    parser.add_argument("--rounds", type=number, metavar="N", default=20, help="number of timed rounds [20]")
-    parser.add_argument("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")
-    parser.add_argument("--compile", action="store_true", help="add torch.compile'd rows (needs a C++ compiler)")
-    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory (faster)")
-    parser.add_argument("--vertices", type=number, nargs="+", metavar="N", help="sizes for scaling [1,280 to 100,000]")
-    parser.add_argument("--nodes", type=number, nargs="+", metavar="N", help="nodes for graphs [256 to 16,384]")
-    parser.add_argument("--degree", type=number, nargs="+", metavar="N", help="degrees for graphs [4 to 64]")
-    parser.add_argument("--dim", type=number, metavar="N", default=256, help="feature dimension for scaling [256]")
-    parser.add_argument("--picture", metavar="FILE", help="draw the results of scaling (SVG, PDF or PNG)")
+    add("--json", metavar="FILE", help="save the numbers; 'quatsphere figures --bench FILE' draws them")
+    add("--compare", metavar="FILE", help="compare with numbers saved by --json")
+    add("--batch", type=number, metavar="N", help="images or feature sets per pass [16, 64, 1 and 256; 128 on a GPU]")
+    add("--size", choices=("paper", "lite", "study"), default="paper", help="model size [paper]")
+    add("--rounds", type=number, metavar="N", default=20, help="number of timed rounds [20]")
+    add("--threads", type=number, metavar="N", help="threads of torch and the kernels [torch's choice]")
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 adds autocast rows [fp32]")
+    add("--compile", action="store_true", help="add torch.compile'd rows (needs a C++ compiler)")
+    add("--no-memory", action="store_true", help="do not measure peak memory (faster)")
+    add("--vertices", type=number, nargs="+", metavar="N", help="sizes for scaling [1,280 to 100,000]")
+    add("--nodes", type=number, nargs="+", metavar="N", help="nodes for graphs [256 to 16,384]")
+    add("--degree", type=number, nargs="+", metavar="N", help="degrees for graphs [4 to 64]")
+    add("--dim", type=number, metavar="N", default=256, help="feature dimension for scaling [256]")
+    add("--picture", metavar="FILE", help="draw the results of scaling (SVG, PDF or PNG)")
     args = parser.parse_args(words)
     if args.subject == "gpu":
         args.json = args.json or GPU_JSON

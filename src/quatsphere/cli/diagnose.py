@@ -17,17 +17,14 @@ FILE = "diagnostics.json"
 def run(words: list[str]) -> int:
     """Measure a run, save the numbers and print them."""
     parser = Parser(prog="quatsphere diagnose", description=__doc__)
+    add = parser.add_argument
     add_run(parser)
-    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help="split to measure [val]")
-    parser.add_argument("--images", type=at_least(1), metavar="N", default=256, help="number of images to trace [256]")
-    parser.add_argument(
-        "--accuracy-images", type=at_least(1), metavar="N", help="number of images of the split to classify [all]"
-    )
+    add("--split", choices=("val", "test", "train"), default="val", help="split to measure [val]")
+    add("--images", type=at_least(1), metavar="N", default=256, help="number of images to trace [256]")
+    add("--accuracy-images", type=at_least(1), metavar="N", help="number of images of the split to classify [all]")
     add_data_root(parser)
-    parser.add_argument("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
-    parser.add_argument(
-        "--fingerprint", action="store_true", help="only the values that the paper reports, beside ours"
-    )
+    add("--no-save", action="store_true", help=f"do not write {FILE} into the run folder")
+    add("--fingerprint", action="store_true", help="only the values that the paper reports, beside ours")
     add_json(parser)
     options = parser.parse_args(words)
     from quatsphere.cli.console import read_dataset_of

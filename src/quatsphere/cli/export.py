@@ -25,17 +25,16 @@ NOISE_IMAGES = 64
 def run(words: list[str]) -> int:
     """Export a trained run."""
     parser = Parser(prog="quatsphere export", description=__doc__)
+    add = parser.add_argument
     add_run(parser)
-    parser.add_argument(
+    add(
         "--to",
         choices=("onnx", "pt2", "html"),
         required=True,
         help="ONNX, torch.export's pt2, or a page that runs the model",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="file to write; its name ends in .onnx, .pt2 or .html"
-    )
-    parser.add_argument(
+    add("-o", "--output", metavar="FILE", required=True, help="file to write; its name ends in .onnx, .pt2 or .html")
+    add(
         "--images",
         metavar="FILE",
         nargs="+",

@@ -13,15 +13,12 @@ from quatsphere.cli.parser import Parser, add_json, add_run
 def run(words: list[str]) -> int:
     """Pack the model of a run."""
     parser = Parser(prog="quatsphere pack", description=__doc__)
+    add = parser.add_argument
     add_run(parser, text="folder of a run, or a model folder")
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", required=True, help="model folder to write; its name is the model's"
-    )
-    parser.add_argument(
-        "--licence", metavar="ID", default="other", help="licence of the weights, e.g. apache-2.0 [other]"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model folder of this name")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the Hugging Face Hub (extra 'hub')")
+    add("-o", "--output", metavar="FOLDER", required=True, help="model folder to write; its name is the model's")
+    add("--licence", metavar="ID", default="other", help="licence of the weights, e.g. apache-2.0 [other]")
+    add("--overwrite", action="store_true", help="replace a model folder of this name")
+    add("--push", metavar="OWNER/NAME", help="also upload it to the Hugging Face Hub (extra 'hub')")
     add_json(parser, "print the folder and its result as JSON")
     args = parser.parse_args(words)
     from quatsphere.train.hub import push, require_hub

@@ -53,30 +53,27 @@ def run(words: list[str]) -> int:
     _add_results(add("seal", seal_cells, text), json=False)
 
     start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
-    start.add_argument("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
-    start.add_argument("--results", required=True, metavar="DIR", help="folder for the results")
-    start.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that match, e.g. full")
-    start.add_argument("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")
-    start.add_argument(
-        "--jobs", type=at_least(1), metavar="N", help="cells trained at a time (default: one per core or GPU)"
-    )
-    start.add_argument(
+    option = start.add_argument
+    option("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
+    option("--results", required=True, metavar="DIR", help="folder for the results")
+    option("--only", nargs="+", default=[], metavar="GLOB", help="only rows or cells that match, e.g. full")
+    option("--seeds", nargs="+", type=at_least(0), metavar="N", help="these seeds instead of the plan's")
+    option("--jobs", type=at_least(1), metavar="N", help="cells trained at a time (default: one per core or GPU)")
+    option(
         "--launcher", choices=("local", "ray", "slurm"), default="local", help="this machine, a Ray cluster, or SLURM"
     )
-    start.add_argument(
+    option(
         "--slurm", nargs="+", default=[], metavar="NAME=X",
         help="parameters of sbatch for --launcher slurm, e.g. partition=gpu gpus_per_node=1 time=240 (minutes)",
     )  # fmt: skip
     _add_data_root(start)
-    start.add_argument(
+    option(
         "--keep-weights",
         choices=("best", "all", "none"),
         default="best",
         help="checkpoints of finished cells that are kept in DIR/runs (default: best)",
     )
-    start.add_argument(
-        "--set", nargs="+", default=[], metavar="GROUP.FIELD=X", help="change settings of every cell, as in 'train'"
-    )
+    option("--set", nargs="+", default=[], metavar="GROUP.FIELD=X", help="change settings of every cell, as in 'train'")
 
     _add_results(add("status", show_status, "count finished and missing cells of every plan"))
 

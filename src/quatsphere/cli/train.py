@@ -39,24 +39,21 @@ def make_parser() -> SettingsParser:
         description=DESCRIPTION,
         show_fields=True,
     )
+    add = parser.add_argument
     flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": truth, "metavar": "true|false"}
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints [own images: runs/NAME]"
-    )
-    parser.add_argument(
+    add("--run-dir", metavar="DIR", help="folder of the run: settings, metrics, checkpoints [own images: runs/NAME]")
+    add(
         "--init", dest="train.init", default=argparse.SUPPRESS, metavar="MODEL",
         help="start from a trained model: a name, model folder or run; its settings for model.* are the defaults",
     )  # fmt: skip
-    parser.add_argument(
-        "--resume", **flag, help="continue where the run stopped; if settings are given, start it if it does not exist"
-    )
-    parser.add_argument(
+    add("--resume", **flag, help="continue where the run stopped; if settings are given, start it if it does not exist")
+    add(
         "--deterministic", dest="train.deterministic", nargs="?", const="true", default=argparse.SUPPRESS,
         metavar="true|false", help="same as --train.deterministic true",
     )  # fmt: skip
-    parser.add_argument("--accept-data-change", **flag, help="resume although the data has another fingerprint")
-    parser.add_argument("--repair", **flag, help="renormalise damaged quaternions of a checkpoint, and list them")
-    parser.add_argument("--json", **flag, help="print the result as JSON on stdout")
+    add("--accept-data-change", **flag, help="resume although the data has another fingerprint")
+    add("--repair", **flag, help="renormalise damaged quaternions of a checkpoint, and list them")
+    add("--json", **flag, help="print the result as JSON on stdout")
     return parser
 
 
