@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 import quatsphere
-from quatsphere.data.augment import normalized_batches
 from quatsphere.errors import ConfigError, NumericsError
 from quatsphere.export.frozen import FrozenModel
-from quatsphere.models.scoring import batch_logits
 from quatsphere.storage.atomic import sha256_bytes, write_bytes
 from quatsphere.storage.checkpoint import dump_tensors
 from quatsphere.train.load import TrainedModel
@@ -70,7 +68,7 @@ def verified_difference(classify: Classifier, trained: TrainedModel, images: Ten
     """Largest difference of a logit; NumericsError if it exceeds `LOGIT_TOLERANCE` or an image has another class."""
     batches = [images[:1], *images[1:].split(VERIFIED_BATCH)]  # the file must take batches of several sizes
     found = torch.cat([classify(batch.float() / 255) for batch in batches if len(batch)])
-    expected = model_logits(trained, images)
+    expected = trained.logits(images)
     difference = float((found - expected).abs().max())
     others = int((found.argmax(1) != expected.argmax(1)).sum())
     if not difference <= LOGIT_TOLERANCE or others:  # the first is also true for NaN
@@ -80,13 +78,6 @@ def verified_difference(classify: Classifier, trained: TrainedModel, images: Ten
             "please report it"
         )
     return difference
-
-
-def model_logits(trained: TrainedModel, images: Tensor) -> Tensor:
-    """Logits (n, classes) of uint8 images by the model itself."""
-    mean, std = (torch.tensor(trained.meta[key]) for key in ("mean", "std"))
-    with torch.inference_mode():
-        return batch_logits(trained.model, normalized_batches(images, mean, std), len(trained.classes))
 
 
 def require_onnx() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from quatsphere.data.decode import fit_image, to_rgb
 from quatsphere.diagnostics.view_trace import layout_arrays, model_facts
 from quatsphere.errors import ConfigError
-from quatsphere.export.files import file_metadata, frozen_model, model_logits, verified_difference
+from quatsphere.export.files import file_metadata, frozen_model, verified_difference
 from quatsphere.export.frozen import FrozenModel
 from quatsphere.export.frozen_qsv import FrozenStep
 from quatsphere.models import QSV
@@ -92,7 +92,7 @@ def check_exportable(trained: TrainedModel) -> None:
 
 def examples_by_class(trained: TrainedModel, images: Tensor, source: str) -> list[Example]:
     """First image of every predicted class, in the order of the images."""
-    predicted = model_logits(trained, images).argmax(1).tolist()
+    predicted = trained.logits(images).argmax(1).tolist()
     first = sorted({label: index for index, label in reversed(list(enumerate(predicted)))}.values())
     return [Example(images[index], f"{index + 1} of {source}") for index in first[:EXAMPLES]]
 
@@ -123,7 +123,7 @@ def live_page(trained: TrainedModel, frozen: FrozenModel, examples: Sequence[Exa
     body: Any = frozen.body
     same, arrays = without_copies({**layout_arrays(trained), **constants(frozen)})
     pixels = torch.stack([example.pixels for example in examples])
-    arrays |= {"examples": pixels.numpy(), "reference": model_logits(trained, pixels).numpy()}
+    arrays |= {"examples": pixels.numpy(), "reference": trained.logits(pixels).numpy()}
     config = trained.config.model
     meta = {
         **model_facts(trained),

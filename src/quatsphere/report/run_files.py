@@ -8,7 +8,7 @@ from typing import Any
 
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.models.lattice import step_names
-from quatsphere.storage.run_folder import RESULT_FORMAT, RunFolder
+from quatsphere.storage.run_folder import RunFolder
 from quatsphere.storage.safe_yaml import read_yaml
 from quatsphere.storage.sealed_json import misfit, read_sealed
 
@@ -16,6 +16,8 @@ DIAGNOSTICS_FILE = "diagnostics.json"
 NEWEST_SCHEMA = 1
 """Latest version of diagnostics.json that can be read."""
 MAX_JSON_BYTES = 64 << 20
+UNSEALED_BEFORE = 2
+"""Files of an earlier `format` need not be sealed."""
 SETTINGS_SHAPE = {
     "model": {"name": str, "shells?": int, "rounds?": int, "beta_start?": (float, None), "beta_frozen?": bool},
     "data": {"name": str},
@@ -87,7 +89,7 @@ def read_run_files(path: str | Path) -> RunFiles:
 def read_json_object(path: Path, shape: Any) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if the file does not exist; its seal, if any, and shape are checked."""
     try:
-        return read_sealed(path, MAX_JSON_BYTES, RESULT_FORMAT, shape)[0]
+        return read_sealed(path, MAX_JSON_BYTES, UNSEALED_BEFORE, shape)[0]
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

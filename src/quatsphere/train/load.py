@@ -98,10 +98,13 @@ class TrainedModel:
         """
         names, given = split_images(images)
         pixels = [image_pixels(image, self.config, name) for name, image in zip(names, given, strict=True)]
-        mean, std = (torch.tensor(self.meta[key]) for key in ("mean", "std"))
-        batches = normalized_batches(torch.stack(pixels), mean, std, PREDICTION_BATCH) if pixels else ()
-        logits = batch_logits(self.model, batches, len(self.classes))
+        logits = self.logits(torch.stack(pixels)) if pixels else torch.empty(0, len(self.classes))
         return Predictions(tuple(names), self.classes, logits.softmax(1))
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Logits (n, classes) of any number of uint8 images of the model's size, without gradients."""
+        mean, std = (torch.tensor(self.meta[key]) for key in ("mean", "std"))
+        return batch_logits(self.model, normalized_batches(pixels, mean, std, PREDICTION_BATCH), len(self.classes))
 
     def dataset(
         self, root: str | Path | None = None, *, note: Note | None = None, progress: ProgressCallback | None = None
@@ -191,9 +194,9 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
     path = pull_address(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
     if not path.exists():
         path = shipped_models().get(str(source), path)
-    if is_model_folder(path):
-        return TrainedModel(*unpack(path, note))
     run = RunFolder(path, note)
+    if is_model_folder(path):
+        return _assembled(run, *unpack(path), note)
     if not run.config.is_file():
         near = nearest_run(run.path)
         hint = "name the folder of a run" if near is None else f"did you mean {near}?"
@@ -205,10 +208,16 @@ def load(source: str | Path, checkpoint: str | int = "best", *, note: Note = pri
     wrong = sizes_misfit(config, found.weights) if wrong is None else wrong
     if wrong is not None:
         raise CheckpointError(f"checkpoint step {found.step} is damaged ({wrong}: {run.checkpoints}); load another one")
+    return _assembled(run, config, found.weights, found.step, found.meta, note)
+
+
+def _assembled(
+    run: RunFolder, config: RunConfig, weights: dict[str, Tensor], step: int, meta: dict[str, Any], note: Note
+) -> TrainedModel:
     model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, found.weights, note=note)
+    restore_weights(model, weights, note=note)
     model.eval()
-    return TrainedModel(run, config, model, found.step, found.meta)
+    return TrainedModel(run, config, model, step, meta)
 
 
 def stored_config(path: Path) -> RunConfig:

@@ -14,7 +14,6 @@ from quatsphere.config import ResNet20Config, RunConfig
 from quatsphere.config.resolve import config_from_dict, config_to_dict
 from quatsphere.data import FIT_MODES
 from quatsphere.errors import CheckpointError, ConfigError
-from quatsphere.models import build_model
 from quatsphere.storage.atomic import finite, sha256_bytes
 from quatsphere.storage.checkpoint import dump_tensors, parse_tensors
 from quatsphere.storage.model_folder import (
@@ -28,13 +27,12 @@ from quatsphere.storage.model_folder import (
     seal_config,
     write_model_folder,
 )
-from quatsphere.storage.run_folder import RESULT_SHAPE, RunFolder
+from quatsphere.storage.run_folder import RESULT_SHAPE
 from quatsphere.storage.sealed_json import misfit
-from quatsphere.train.checkpointing import restore_weights
 from quatsphere.train.model_card import model_card
 
 if TYPE_CHECKING:
-    from quatsphere.train.load import Note, TrainedModel
+    from quatsphere.train.load import TrainedModel
 
 LARGEST_SIDE = 4096
 """Largest image side of a model that is loaded from a folder."""
@@ -74,8 +72,8 @@ def pack(trained: TrainedModel, folder: str | Path, *, licence: str = "other", o
     return path
 
 
-def unpack(path: Path, note: Note) -> tuple[RunFolder, RunConfig, Any, int, dict[str, Any]]:
-    """Fields of the `TrainedModel` in a model folder; CheckpointError for anything that is not as it was packed."""
+def unpack(path: Path) -> tuple[RunConfig, dict[str, Tensor], int, dict[str, Any]]:
+    """Settings, weights, step and meta of a model folder; CheckpointError for anything that is not as it was packed."""
     folder = read_model_folder(path)
     try:
         config = config_from_dict(folder.config["settings"], MODEL_CONFIG)
@@ -89,12 +87,9 @@ def unpack(path: Path, note: Note) -> tuple[RunFolder, RunConfig, Any, int, dict
     wrong = sizes_misfit(config, weights)
     if wrong is not None:
         raise damaged(path, MODEL_WEIGHTS, wrong)
-    model = build_model(config.model, seed=config.train.seed)
-    restore_weights(model, weights, note=note)
-    model.eval()
     result = folder.config["result"]
     meta |= {"fingerprint": result.get("fingerprint", ""), "result": result}
-    return RunFolder(path, note), config, model, int(result.get("step") or 0), meta
+    return config, weights, int(result.get("step") or 0), meta
 
 
 def _portable_settings(trained: TrainedModel) -> dict[str, Any]:
