@@ -15,7 +15,6 @@ from quatsphere.storage.sealed_json import misfit, read_sealed
 DIAGNOSTICS_FILE = "diagnostics.json"
 NEWEST_SCHEMA = 1
 """Latest version of diagnostics.json that can be read."""
-MAX_JSON_BYTES = 64 << 20
 UNSEALED_BEFORE = 2
 """Files of an earlier `format` need not be sealed."""
 SETTINGS_SHAPE = {
@@ -89,7 +88,7 @@ def read_run_files(path: str | Path) -> RunFiles:
 def read_json_object(path: Path, shape: Any) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if the file does not exist; its seal, if any, and shape are checked."""
     try:
-        return read_sealed(path, MAX_JSON_BYTES, UNSEALED_BEFORE, shape)[0]
+        return read_sealed(path, UNSEALED_BEFORE, shape)[0]
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -26,13 +26,12 @@ import quatsphere
 from quatsphere.errors import CheckpointError, ConfigError
 from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
-from quatsphere.storage.sealed_json import describe_files, seal, unseal
+from quatsphere.storage.sealed_json import MAX_JSON_BYTES, describe_files, seal, unseal
 
 CHECKPOINT_FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,12})")
 _ASIDE = ".old"
-_MANIFEST_LIMIT = 64 << 20
 _FOREIGN = ((b"PK\x03\x04", "a zip archive (torch.save or TorchScript)"), (b"\x80", "a pickle"), (b"\x1f\x8b", "gzip"))
 
 # Tensors.
@@ -157,7 +156,7 @@ def read_step(path: Path) -> StepFolder:
     if not path.is_dir():
         raise CheckpointError(f"no checkpoint ({path} is not a folder); give a folder 'step-NNNNNN' of a run")
     try:
-        fields = unseal(_read_part(path, MANIFEST, _MANIFEST_LIMIT))
+        fields = unseal(_read_part(path, MANIFEST, MAX_JSON_BYTES))
         _refuse_newer(path, fields)
         parts = [_read_tensors(path, name, **fields["files"][name]) for name in (WEIGHTS, STATE)]
         best = fields["best"]

@@ -24,7 +24,6 @@ from quatsphere.storage.sealed_json import misfit, read_sealed, write_sealed
 
 _LOCK = ".lock"
 _LONGEST_INSIDE = len("/checkpoints/step-000000000000.tmp.4194304/weights.safetensors")
-_RESULT_LIMIT = 64 << 20
 _METRICS_LIMIT = 1 << 30
 RESULT_FORMAT = 2
 """Format 1 had no seal, and no field `format`."""
@@ -113,7 +112,7 @@ class RunFolder:
         A result that is older than the seal is read with a note.
         """
         try:
-            result, sealed = read_sealed(self.result, _RESULT_LIMIT, RESULT_FORMAT, RESULT_SHAPE)
+            result, sealed = read_sealed(self.result, RESULT_FORMAT, RESULT_SHAPE)
             counts, classes = result["test"]["confusion"], result["test"]["per_class"]
             if {len(classes)} != {len(counts), *map(len, counts)}:
                 raise ValueError("field test.confusion has another size than test.per_class")

@@ -18,6 +18,8 @@ from quatsphere.storage.atomic import finite, read_regular, sha256_bytes, write_
 
 SEAL = "sha256"
 """The field that holds the digest."""
+MAX_JSON_BYTES = 64 << 20
+"""Maximum size of a file of fields."""
 UNSEALED = "0" * 64
 """Value of the field in the text whose digest is taken."""
 
@@ -77,7 +79,9 @@ def _parse(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def read_sealed(path: Path, limit: int, sealed_since: int, shape: Any = dict) -> tuple[dict[str, Any], bool]:
+def read_sealed(
+    path: Path, sealed_since: int, shape: Any = dict, limit: int = MAX_JSON_BYTES
+) -> tuple[dict[str, Any], bool]:
     """Read a file of at most `limit` bytes with `unseal_any` and check its fields.
 
     OSError if it cannot be read, ValueError, which names the field, if it is damaged.

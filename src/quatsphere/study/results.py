@@ -22,14 +22,13 @@ from quatsphere.storage import atomic
 from quatsphere.storage.atomic import read_regular, sha256_bytes
 from quatsphere.storage.checkpoint import read_pointer
 from quatsphere.storage.run_folder import RunFolder, folder_lock
-from quatsphere.storage.sealed_json import misfit, natural, positive, read_sealed, seal
+from quatsphere.storage.sealed_json import MAX_JSON_BYTES, misfit, natural, positive, read_sealed, seal
 from quatsphere.study.statistics import MIN_SEEDS
 from quatsphere.study.variants import TRAIN_IMAGES
 
 CellRecord = Mapping[str, Any]
 """A cell's file: identity, configuration, accuracies, trajectory, diagnostics."""
 AnyRecord = TypeVar("AnyRecord", bound=Mapping[str, Any])
-MAX_BYTES = 64 << 20
 RECORD_FORMAT = 3
 """Format 1 had the configuration inside each cell's file, format 2 no seal."""
 SEALED_SINCE = 3
@@ -137,7 +136,7 @@ class Results:
         """plan -> ids of its cells, for every plan that was started here."""
         path = self.path / "plans.json"
         try:
-            return read_sealed(path, MAX_BYTES, SEALED_SINCE, {str: [str]})[0] if path.exists() else {}
+            return read_sealed(path, SEALED_SINCE, {str: [str]})[0] if path.exists() else {}
         except (OSError, ValueError) as error:
             raise CheckpointError(f"damaged list of plans ({path}: {error}); restore or delete it") from error
 
@@ -160,7 +159,7 @@ class Results:
 
     def seal(self, cell: str) -> None:
         """Add the checksum to a record that an older version wrote; nothing else in it changes."""
-        record, _ = read_sealed(self.file(cell), MAX_BYTES, SEALED_SINCE)
+        record, _ = read_sealed(self.file(cell), SEALED_SINCE)
         atomic.write_bytes(self.file(cell), seal({**record, "format": RECORD_FORMAT}, _to_json))
 
     def read(self, cell: str) -> dict[str, Any] | None:
@@ -191,7 +190,7 @@ class Results:
         """Read a record, insert its configuration and check every field; True if the file is sealed."""
         head = {"status": set(CELL_SHAPES), "seed": int, "cell": {path.stem}}
         try:
-            record, sealed = read_sealed(path, MAX_BYTES, SEALED_SINCE, head)
+            record, sealed = read_sealed(path, SEALED_SINCE, head)
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from error
         if isinstance(record.get("config"), str):
@@ -206,7 +205,7 @@ class Results:
     def _read_settings(self, path: Path, name: str) -> dict[str, Any]:
         """Settings of a cell: their name is their hash, so that a change is noticed."""
         file = self.settings / f"{name}.json"
-        text = read_regular(file, MAX_BYTES) if re.fullmatch("[0-9a-f]{12}", name) and file.is_file() else b""
+        text = read_regular(file, MAX_JSON_BYTES) if re.fullmatch("[0-9a-f]{12}", name) and file.is_file() else b""
         if sha256_bytes(text)[:12] != name:
             state = "were changed" if text else "are missing"
             raise CheckpointError(
