@@ -50,7 +50,7 @@ def test_headline_numbers() -> None:
     shown = {tile.label: (tile.value, tile.detail) for tile in report.tiles}
     assert shown["runs"] == ("3", "1 diverged")
     assert shown["rows"] == ("2", "2 seeds")
-    assert shown["training time"][0] == "4 min"
+    assert shown["training time"][0] == "4 min 30 s"
     assert shown["claims: fails"] == ("2", "of 3")
     titles = [section.title for section in report.sections]
     assert titles == ["Accuracies", "Claims that need training", "Claims that need none", "Every run"]
