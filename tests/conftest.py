@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: its threads wait in loops, which cost processor time
+
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,10 +1,15 @@
-"""Fixture of the kernel tests: small problems use all threads."""
+"""Fixture of the kernel tests: small problems use all threads. Triton's interpreter is made faster."""
 
 from __future__ import annotations
 
 import pytest
+from helpers.interpreter import prepare_once_per_launch
 
 from quatsphere.kernels import cpu
+from quatsphere.kernels.gpu import attention as gpu_attention
+
+if gpu_attention.available() and gpu_attention.INTERPRETED:
+    prepare_once_per_launch()
 
 
 @pytest.fixture(autouse=True)

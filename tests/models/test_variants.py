@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -72,11 +73,17 @@ def test_roles_partition_the_parameters(variant: str) -> None:
     assert sum(model.parameter_parts().values()) == sum(p.numel() for p in model.parameters())
 
 
+@cache
+def initial_parameters(variant: str) -> dict[str, torch.Tensor]:
+    """Parameters of a new model by name."""
+    return dict(build(variant).named_parameters())
+
+
 @pytest.mark.parametrize("variant", ALL)
 def test_shared_parts_start_equal(variant: str) -> None:
     """Initial weights depend on (seed, name): whatever a variant removes, the rest starts as in the full model."""
     whole = variant if variant == "resnet20" else "attention" if variant in ATTENTION_VARIANTS else "full"
-    full = dict(build(whole).named_parameters())
+    full = initial_parameters(whole)
     declared = {"haar": (".base",), "no_zero_init": (".outer_",), "beta_warm": ("beta_logit",)}.get(variant, ())
     for name, parameter in build(variant).named_parameters():
         if name in full and full[name].shape == parameter.shape and not any(part in name for part in declared):
