@@ -10,7 +10,7 @@ derivatives would raise errors. `transformed` and `differentiated_again` detect 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -104,6 +104,11 @@ def observed(tensor: Tensor) -> bool:
         or torch._C._get_tracing_state() is not None
         or torch.autograd.profiler._is_profiler_enabled
     )
+
+
+def record_function(name: str) -> AbstractContextManager[object]:
+    """Label what runs inside for a profiler; nothing without one, where torch's own label takes 20 µs."""
+    return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else nullcontext()
 
 
 def differentiated_again() -> bool:

@@ -22,6 +22,7 @@ from quatsphere.kernels import (
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
 from quatsphere.kernels.torch_backend import edge_scores, edge_weights
+from quatsphere.nn.derived import DerivedFromParameters
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -271,17 +272,38 @@ class ShellStep(nn.Module):
 def derive_for_all(
     steps: Sequence[tuple[ShellStep, ShellState, ShellState]], tokens: Tensor
 ) -> Sequence[Derived | None]:
-    """Derived tensors of all steps on an accelerator with an operator for whole steps; None for each elsewhere."""
+    """Derived tensors of all steps for an operator for whole steps; None for each where a step derives its own.
+
+    Inference on CPUs does so, from a cache.
+    """
     first, source, _ = steps[0]
     fields = [[here.field] if here is there else [here.field, there.field] for _, here, there in steps]
     ours = all(isinstance(field.bound, LearnedBound) for pair in fields for field in pair)
     ours &= all(isinstance(step.ffn, HamiltonFFN) and isinstance(step.post, HamiltonLinear) for step, *_ in steps)
-    if tokens.is_cpu or transformed() or not ours:
+    cached = tokens.is_cpu and (not torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if cached or transformed() or not ours:
         return [None] * len(steps)
-    backend = select_backend(first.backend, str(tokens.device))
+    backend = select_backend(first.backend, tokens.device.type)
     if backend.supports_step(tokens, source.field.base) is not None:
         return [None] * len(steps)
-    return derive_together([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+    derive = derive_on_cpu if tokens.is_cpu else derive_together
+    return derive([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+
+
+def derive_on_cpu(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
+    """Derived tensors of steps on CPUs: with the same bits as those that each step computes."""
+    modules, count = [step for step, _ in steps], len(steps)
+    found = DerivedFromParameters.apply(
+        *(count, modules[0].ffn.left),
+        *(torch.stack(bound_logits(own)) for _, own in steps),
+        *(step.routing.beta_logit for step in modules),
+        *(step.ffn.up.weight for step in modules),
+        *(step.post.weight for step in modules),
+        *(getattr(step.gate, "logit", None) for step in modules),
+    )
+    each = [found[start : start + count] for start in range(0, len(found), count)]
+    downs = [step.ffn.down.weight for step in modules]
+    return [Derived(bounds, beta, (up, down), gate) for bounds, beta, up, gate, down in zip(*each, downs, strict=True)]
 
 
 def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:

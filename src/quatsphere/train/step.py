@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from quatsphere.config import OptimConfig, TrainConfig
 from quatsphere.geometry.sphere import directions
@@ -23,6 +22,7 @@ from quatsphere.optim import Optimisers, repel
 from quatsphere.train.batches import Batch
 from quatsphere.train.distributed import Team
 from quatsphere.train.losses import AuxiliaryLosses, cross_entropy
+from quatsphere.torch_operators import record_function
 from quatsphere.train.recorded import CudaRecorder, RecordedPass, Recorder
 
 _log = logging.getLogger("quatsphere")
@@ -152,7 +152,7 @@ class OptimisationStep:
         correct = (logits.argmax(1) == labels).sum()
         checks = [self._directions().sum()] if self.positions and self.device.type != "cpu" else []
         if not self.scaler.is_enabled():
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.numel()]
+            gradients = [p.grad for p in self.parameters.values() if p.grad is not None and p.numel()]
             checks.append(torch.nn.utils.get_total_norm(gradients, math.inf))
         values = torch.stack([entropy * batch_size, correct, *auxiliary, *checks]).tolist()  # the only wait
         bad = None if all(map(math.isfinite, values)) else self._first_broken(losses)
