@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -344,18 +344,20 @@ class FusedStep:
         """Return which part of the step the operator does not implement."""
         if trace.enabled or not module.fused:
             return "the step is traced or runs part by part"
-        if not isinstance(module.routing.rule, str) or module.transport.rule not in TRANSPORTS:
+        parts: Any = module._modules  # `module.x` searches three dictionaries
+        routing, transport, ffn, gate = (parts[name] for name in ("routing", "transport", "ffn", "gate"))
+        if not isinstance(routing.rule, str) or transport.rule not in TRANSPORTS:
             return "the operator does not have the rule"
-        if not isinstance(module.head_mixing, nn.Identity) or module.ffn.skip:
+        if not isinstance(parts["head_mixing"], nn.Identity) or ffn.skip:
             return "the operator has no head mixing and no skip of the Hamilton block"
         if (inputs.graph.mixing is None) != (inputs.source is inputs.target):
             return "the operator interpolates between all shells and within none"
         bounds = [field.bound.perturb for field in inputs.fields]
-        methods = [module.forward_unfused, module.features, module.attend, module.perturbation.fields, *bounds]
-        methods += [module.transport.prepare, module.routing.directions, module.ffn.forward, module.gate.forward]
-        if not all(getattr(method, "__func__", method) in FUSED_METHODS for method in methods):
+        methods = [module.forward_unfused, module.features, module.attend, parts["perturbation"].fields, *bounds]
+        methods += [transport.prepare, routing.directions, ffn.forward, gate.forward]
+        if not FUSED_METHODS.issuperset(getattr(method, "__func__", method) for method in methods):
             return "a part is patched or replaced by a subclass"
-        if any(_has_hooks(part) for part in (module.ffn, module.gate)):
+        if any(_has_hooks(part) for part in (ffn, gate)):
             return "a part has hooks"
         backend = select_backend(module.backend, str(inputs.tokens.device))
         return backend.supports_step(inputs.tokens, inputs.source.field.base)
@@ -386,9 +388,9 @@ def _has_hooks(part: nn.Module) -> bool:
     return any(hooks)
 
 
-FUSED_METHODS = [
+FUSED_METHODS = {
     *(ShellStep.forward_unfused, ShellStep.features, ShellStep.attend),
     *(Perturbation.fields, LearnedBound.perturb, Transport.prepare, Routing.directions),
     *(HamiltonFFN.forward, Residual.forward, GatedResidual.forward),
-]
+}
 """Methods that the fused operator implements; it does not run a step with others in their place."""

@@ -48,6 +48,13 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     return next((name for name, value in values if not bool(value.isfinite().all())), None)
 
 
+def largest(tensors: list[Tensor]) -> Tensor:
+    """Largest absolute value of all tensors, not finite if one is not; joined on CPUs, where each operation costs."""
+    if tensors and all(tensor.is_cpu for tensor in tensors):
+        tensors = [torch.cat([tensor.reshape(-1) for tensor in tensors])]
+    return torch.nn.utils.get_total_norm(tensors, math.inf)
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """Sums of a step over the images of all processes."""
@@ -153,7 +160,7 @@ class OptimisationStep:
         checks = [self._directions().sum()] if self.positions and self.device.type != "cpu" else []
         if not self.scaler.is_enabled():
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None and p.numel()]
-            checks.append(torch.nn.utils.get_total_norm(gradients, math.inf))
+            checks.append(largest(gradients))
         values = torch.stack([entropy * batch_size, correct, *auxiliary, *checks]).tolist()  # the only wait
         bad = None if all(map(math.isfinite, values)) else self._first_broken(losses)
         sums = torch.tensor([float(bad is not None), *values[:2]], dtype=torch.float64)
