@@ -14,6 +14,7 @@ from torch import Tensor
 from quatsphere.geometry.quaternion import full_precision
 from quatsphere.nn.field import LearnedBound
 from quatsphere.nn.routing import Routing
+from quatsphere.torch_operators import differentiated_again
 
 
 class DerivedFromParameters(torch.autograd.Function):
@@ -30,7 +31,7 @@ class DerivedFromParameters(torch.autograd.Function):
         bounds, betas, ups, posts, gates = _by_kind(tensors, count)
         ctx.count = count
         ctx.save_for_backward(left, *tensors)
-        matrix, columns = _factors(left, ups, posts)
+        ctx.factors = matrix, columns = _factors(left, ups, posts)
         merged = torch.bmm(matrix, columns).view(len(matrix), -1, 4, columns.shape[2]).transpose(2, 3)
         return (
             *(LearnedBound.limit(logits) for logits in bounds),
@@ -45,7 +46,7 @@ class DerivedFromParameters(torch.autograd.Function):
         count, (left, *tensors) = ctx.count, ctx.saved_tensors
         bounds, betas, ups, posts, gates = _by_kind(tensors, count)
         bound_grads, beta_grads, merged_grads, gate_grads = _by_kind(gradients, count)
-        matrix, columns = _factors(left, ups, posts)
+        matrix, columns = _factors(left, ups, posts) if differentiated_again() else ctx.factors
         with full_precision(left):
             outer = torch.cat(merged_grads).transpose(2, 3).reshape(len(matrix), -1, columns.shape[2])
             heads, wide, inner, _ = len(matrix), *ups[0].shape[1:]
