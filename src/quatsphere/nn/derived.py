@@ -21,8 +21,7 @@ class DerivedFromParameters(torch.autograd.Function):
     """(bounds, β, up with post merged, gate) of several steps, with the bits that each step computes by itself.
 
     Arguments: the number of steps, `HamiltonFFN.left`, then one of each kind per step: stacked logits of bounds and
-    logits of β, weights up (H, O, I, 4) and post (H, I, K, 4), logits of gates or None. All results of a kind follow each
-    other as well.
+    logits of β, weights up (H, O, I, 4) and post (H, I, K, 4), logits of gates or None. Results are in this order too.
     """
 
     @staticmethod

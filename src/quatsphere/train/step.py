@@ -19,10 +19,10 @@ from quatsphere.config import OptimConfig, TrainConfig
 from quatsphere.geometry.sphere import directions
 from quatsphere.models import Model
 from quatsphere.optim import Optimisers, repel
+from quatsphere.torch_operators import record_function
 from quatsphere.train.batches import Batch
 from quatsphere.train.distributed import Team
 from quatsphere.train.losses import AuxiliaryLosses, cross_entropy
-from quatsphere.torch_operators import record_function
 from quatsphere.train.recorded import CudaRecorder, RecordedPass, Recorder
 
 _log = logging.getLogger("quatsphere")
