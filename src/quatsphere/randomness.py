@@ -8,6 +8,7 @@ Plain integer tensor operations: the same bits on every device.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,7 +45,7 @@ def fold(*parts: int | Tensor) -> Tensor:
 
     The key is on the device of the tensors; integers are combined without copies between devices.
     """
-    key: int | Tensor = 0
+    key: Any = 0
     for part in parts:
         if isinstance(key, int) and isinstance(part, int):
             key = _finalise_integer((key + GOLDEN + part) % 2**64)

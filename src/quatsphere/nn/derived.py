@@ -47,8 +47,8 @@ class DerivedFromParameters(torch.autograd.Function):
         bound_grads, beta_grads, merged_grads, gate_grads = _by_kind(gradients, count)
         matrix, columns = _factors(left, ups, posts) if differentiated_again() else ctx.factors
         with full_precision(left):
-            outer = torch.cat(merged_grads).transpose(2, 3).reshape(len(matrix), -1, columns.shape[2])
-            heads, wide, inner, _ = len(matrix), *ups[0].shape[1:]
+            outer = torch.cat(list(merged_grads)).transpose(2, 3).reshape(len(matrix), -1, columns.shape[2])
+            heads, (wide, inner) = len(matrix), ups[0].shape[1:3]
             rows = torch.bmm(outer, columns.transpose(1, 2)).view(heads, wide, 4, inner, 4).transpose(2, 3)
             up_grads = (rows.reshape(-1, 16) @ left.to(rows).t()).view(heads, wide, inner, 4)
             post_grads = torch.bmm(matrix.transpose(1, 2), outer).view(heads, inner, 4, -1).transpose(2, 3)

@@ -80,9 +80,8 @@ def residual_grad(gradient: Tensor, x: Tensor, indices: Tensor | None, weights: 
     from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualGrad, reverse_graph
 
     mixed = indices is not None and indices.numel() > 0
-    graph = reverse_graph(
-        NO_INDICES if indices is None else flat(indices), indices.shape[1] if mixed else 1, x.shape[1]
-    )
+    rows, terms = (NO_INDICES, 1) if indices is None else (flat(indices), indices.shape[1])
+    graph = reverse_graph(rows, terms, x.shape[1])
     shares = flat(x.new_empty(0) if weights is None else weights.to(x.dtype))
     _, targets, width = gradient.shape
     return ResidualGrad(flat(gradient), flat(x), graph, shares, gate, mixed, targets, width)
