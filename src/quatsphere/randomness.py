@@ -8,6 +8,7 @@ Plain integer tensor operations: the same bits on every device.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,15 +33,26 @@ def finalise(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
+def _finalise_integer(x: int) -> int:
+    """`finalise` of an integer below 2**64."""
+    x = (x ^ (x >> 30)) * _FIRST % 2**64
+    x = (x ^ (x >> 27)) * _SECOND % 2**64
+    return x ^ (x >> 31)
+
+
 def fold(*parts: int | Tensor) -> Tensor:
     """Fold integers into one int64 key per element of the broadcast parts; their order matters.
 
     The key is on the device of the tensors; integers are combined without copies between devices.
     """
-    key = torch.zeros((), dtype=torch.int64)
+    key: Any = 0
     for part in parts:
-        key = finalise(key + GOLDEN + (part.long() if isinstance(part, Tensor) else _signed(part)))
-    return key
+        if isinstance(key, int) and isinstance(part, int):
+            key = _finalise_integer((key + GOLDEN + part) % 2**64)
+        else:
+            grown = _signed(key + GOLDEN) if isinstance(key, int) else key + GOLDEN
+            key = finalise(grown + (_signed(part) if isinstance(part, int) else part.long()))
+    return torch.tensor(_signed(key)) if isinstance(key, int) else key
 
 
 def stream(keys: Tensor, count: int) -> Tensor:

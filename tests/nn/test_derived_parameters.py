@@ -9,7 +9,7 @@ from torch import Tensor
 from quatsphere.models import create_model
 from quatsphere.models.lattice import model_steps
 from quatsphere.nn.field import bounds_of
-from quatsphere.nn.shell_step import Derived, derive_together
+from quatsphere.nn.shell_step import Derived, derive_on_cpu, derive_together
 
 
 @pytest.mark.parametrize("overrides", [{}, {"rounds": 0}, {"shells": 1}, {"beta_start": 5.0, "beta_frozen": True}])
@@ -26,16 +26,15 @@ def test_derived_together_equal_those_of_each_step(overrides: dict[str, object])
         steps.append((module, fields))
         weights = module.ffn.weights(module.post)
         expected.append(Derived(bounds_of(fields), module.routing.beta, weights, module.gate.value))
-    found = derive_together(steps)
     parameters = [p for name, p in model.named_parameters() if not name.endswith(("positions", "base"))]
     gradients = []
-    for all_steps in (found, expected):
+    for all_steps in (expected, derive_together(steps), derive_on_cpu(steps)):
         flat: list[Tensor] = []
         for bounds, beta, weights, gate in all_steps:
             flat += [bounds, beta, *weights, *([] if gate is None else [gate])]
         loss = sum((x * torch.arange(1, x.numel() + 1).view_as(x)).sin().sum() for x in flat)
         gradients.append((flat, torch.autograd.grad(loss, parameters, allow_unused=True)))  # type: ignore[arg-type]
-    for mine, theirs in zip(*(values for values, _ in gradients), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    for mine, theirs in zip(*(grads for _, grads in gradients), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    (values, grads), *others = gradients
+    for mine, mine_grads in others:
+        torch.testing.assert_close(mine, values, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(mine_grads, grads, rtol=1e-9, atol=1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from quatsphere.kernels import (
 from quatsphere.kernels.api import attend
 from quatsphere.kernels.caches import ParameterCache
 from quatsphere.kernels.torch_backend import edge_scores, edge_weights
+from quatsphere.nn.derived import DerivedFromParameters
 from quatsphere.nn.field import (
     LearnedBound,
     NoPerturbation,
@@ -271,17 +272,38 @@ class ShellStep(nn.Module):
 def derive_for_all(
     steps: Sequence[tuple[ShellStep, ShellState, ShellState]], tokens: Tensor
 ) -> Sequence[Derived | None]:
-    """Derived tensors of all steps on an accelerator with an operator for whole steps; None for each elsewhere."""
+    """Derived tensors of all steps for an operator for whole steps; None for each where a step derives its own.
+
+    Inference on CPUs does so, from a cache.
+    """
     first, source, _ = steps[0]
     fields = [[here.field] if here is there else [here.field, there.field] for _, here, there in steps]
     ours = all(isinstance(field.bound, LearnedBound) for pair in fields for field in pair)
     ours &= all(isinstance(step.ffn, HamiltonFFN) and isinstance(step.post, HamiltonLinear) for step, *_ in steps)
-    if tokens.is_cpu or transformed() or not ours:
+    cached = tokens.is_cpu and (not torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if cached or transformed() or not ours:
         return [None] * len(steps)
-    backend = select_backend(first.backend, str(tokens.device))
+    backend = select_backend(first.backend, tokens.device.type)
     if backend.supports_step(tokens, source.field.base) is not None:
         return [None] * len(steps)
-    return derive_together([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+    derive = derive_on_cpu if tokens.is_cpu else derive_together
+    return derive([(step, own) for (step, *_), own in zip(steps, fields, strict=True)])
+
+
+def derive_on_cpu(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
+    """Derived tensors of steps on CPUs: with the same bits as those that each step computes."""
+    modules, count = [step for step, _ in steps], len(steps)
+    found = DerivedFromParameters.apply(
+        *(count, modules[0].ffn.left),
+        *(torch.stack(bound_logits(own)) for _, own in steps),
+        *(step.routing.beta_logit for step in modules),
+        *(step.ffn.up.weight for step in modules),
+        *(step.post.weight for step in modules),
+        *(getattr(step.gate, "logit", None) for step in modules),
+    )
+    each = [found[start : start + count] for start in range(0, len(found), count)]
+    downs = [step.ffn.down.weight for step in modules]
+    return [Derived(bounds, beta, (up, down), gate) for bounds, beta, up, gate, down in zip(*each, downs, strict=True)]
 
 
 def derive_together(steps: Sequence[tuple[ShellStep, Sequence[ShellField]]]) -> list[Derived]:
@@ -322,18 +344,20 @@ class FusedStep:
         """Return which part of the step the operator does not implement."""
         if trace.enabled or not module.fused:
             return "the step is traced or runs part by part"
-        if not isinstance(module.routing.rule, str) or module.transport.rule not in TRANSPORTS:
+        parts: Any = module._modules  # `module.x` searches three dictionaries
+        routing, transport, ffn, gate = (parts[name] for name in ("routing", "transport", "ffn", "gate"))
+        if not isinstance(routing.rule, str) or transport.rule not in TRANSPORTS:
             return "the operator does not have the rule"
-        if not isinstance(module.head_mixing, nn.Identity) or module.ffn.skip:
+        if not isinstance(parts["head_mixing"], nn.Identity) or ffn.skip:
             return "the operator has no head mixing and no skip of the Hamilton block"
         if (inputs.graph.mixing is None) != (inputs.source is inputs.target):
             return "the operator interpolates between all shells and within none"
         bounds = [field.bound.perturb for field in inputs.fields]
-        methods = [module.forward_unfused, module.features, module.attend, module.perturbation.fields, *bounds]
-        methods += [module.transport.prepare, module.routing.directions, module.ffn.forward, module.gate.forward]
-        if not all(getattr(method, "__func__", method) in FUSED_METHODS for method in methods):
+        methods = [module.forward_unfused, module.features, module.attend, parts["perturbation"].fields, *bounds]
+        methods += [transport.prepare, routing.directions, ffn.forward, gate.forward]
+        if not FUSED_METHODS.issuperset(getattr(method, "__func__", method) for method in methods):
             return "a part is patched or replaced by a subclass"
-        if any(_has_hooks(part) for part in (module.ffn, module.gate)):
+        if any(_has_hooks(part) for part in (ffn, gate)):
             return "a part has hooks"
         backend = select_backend(module.backend, str(inputs.tokens.device))
         return backend.supports_step(inputs.tokens, inputs.source.field.base)
@@ -364,9 +388,9 @@ def _has_hooks(part: nn.Module) -> bool:
     return any(hooks)
 
 
-FUSED_METHODS = [
+FUSED_METHODS = {
     *(ShellStep.forward_unfused, ShellStep.features, ShellStep.attend),
     *(Perturbation.fields, LearnedBound.perturb, Transport.prepare, Routing.directions),
     *(HamiltonFFN.forward, Residual.forward, GatedResidual.forward),
-]
+}
 """Methods that the fused operator implements; it does not run a step with others in their place."""

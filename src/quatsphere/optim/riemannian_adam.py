@@ -21,8 +21,6 @@ def pull_back(q: Float[Tensor, "*batch 4"], gradient: Float[Tensor, "*batch 4"])
 
     Computed as Im(q* ⊗ g): q* ⊗ q is real, so the part along q vanishes.
     """
-    if q.is_cpu:
-        return quaternion.relative(q, gradient)[..., 1:]
     return _product(q, gradient, *_product_table(q.device, q.dtype, conjugate=True))[..., 1:]
 
 
@@ -38,15 +36,18 @@ def adam_step(
 
 def retract(q: Float[Tensor, "*batch 4"], step: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
     """q ← normalize(q ⊗ exp(Δω)) (eq:rieadam)."""
-    turn = quaternion.exp(step)
-    moved = quaternion.multiply(q, turn) if q.is_cpu else _product(q, turn, *_product_table(q.device, q.dtype))
+    moved = _product(q, quaternion.exp(step), *_product_table(q.device, q.dtype))
     return quaternion.normalize(moved, check=False)
 
 
 def _product(a: Tensor, b: Tensor, order: Tensor, signs: Tensor) -> Tensor:
-    """Hamilton product in 4 operations instead of 29, for accelerators, where each is a launch: 16 products, sorted."""
+    """Hamilton product in 4 or 6 operations instead of 29: 16 products, sorted; on CPUs with the bits of `multiply`."""
     products = (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
-    return (products.index_select(-1, order) * signs).unflatten(-1, (4, 4)).sum(-1)
+    terms = (products.index_select(-1, order) * signs).unflatten(-1, (4, 4))
+    if not a.is_cpu:
+        return terms.sum(-1)
+    first, second, third, fourth = terms.unbind(-1)
+    return first + second + third + fourth
 
 
 @functools.cache

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from quatsphere.config import OptimConfig, TrainConfig
 from quatsphere.geometry.sphere import directions
 from quatsphere.models import Model
 from quatsphere.optim import Optimisers, repel
+from quatsphere.torch_operators import record_function
 from quatsphere.train.batches import Batch
 from quatsphere.train.distributed import Team
 from quatsphere.train.losses import AuxiliaryLosses, cross_entropy
@@ -46,6 +46,13 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     if not values or bool(torch.stack([value.sum(dtype=torch.float32) for _, value in values]).isfinite().all()):
         return None
     return next((name for name, value in values if not bool(value.isfinite().all())), None)
+
+
+def largest(tensors: list[Tensor]) -> Tensor:
+    """Largest absolute value of all tensors, not finite if one is not; joined on CPUs, where each operation costs."""
+    if tensors and all(tensor.is_cpu for tensor in tensors):
+        tensors = [torch.cat([tensor.reshape(-1) for tensor in tensors])]
+    return torch.nn.utils.get_total_norm(tensors, math.inf)
 
 
 @dataclass(frozen=True)
@@ -152,8 +159,8 @@ class OptimisationStep:
         correct = (logits.argmax(1) == labels).sum()
         checks = [self._directions().sum()] if self.positions and self.device.type != "cpu" else []
         if not self.scaler.is_enabled():
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.numel()]
-            checks.append(torch.nn.utils.get_total_norm(gradients, math.inf))
+            gradients = [p.grad for p in self.parameters.values() if p.grad is not None and p.numel()]
+            checks.append(largest(gradients))
         values = torch.stack([entropy * batch_size, correct, *auxiliary, *checks]).tolist()  # the only wait
         bad = None if all(map(math.isfinite, values)) else self._first_broken(losses)
         sums = torch.tensor([float(bad is not None), *values[:2]], dtype=torch.float64)

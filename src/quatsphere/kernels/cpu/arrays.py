@@ -12,9 +12,14 @@ from quatsphere.kernels.caches import ParameterCache
 from quatsphere.kernels.cpu.loops import LANES
 
 
+def array(tensor: Tensor) -> Any:
+    """The tensor as a numpy array, without a copy."""
+    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
+
+
 def flat(tensor: Tensor) -> Any:
     """The tensor as a flat numpy array, without a copy if it is contiguous."""
-    return tensor.detach().contiguous().view(-1).numpy()
+    return array(tensor).reshape(-1)
 
 
 def flat_mask(keep: Tensor | None, count: int) -> Any:
@@ -30,9 +35,10 @@ def check_neighbours(neighbours: Tensor, sources: int) -> None:
     """Raise IndexError for an index out of range: compiled loops do not check."""
     if neighbours.numel() == 0:
         return
-    low, high = torch.aminmax(neighbours)
-    if int(low) < 0 or int(high) >= sources:
-        raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {int(low)}..{int(high)}")
+    table = array(neighbours)
+    low, high = table.min(), table.max()
+    if low < 0 or high >= sources:
+        raise IndexError(f"neighbours must lie in 0..{sources - 1}, the source vertices: got {low}..{high}")
 
 
 @cache
@@ -45,8 +51,8 @@ def lane_heads(heads: int, packed: int) -> Tensor:
 def sum_in_order(parts: Any, axes: int | tuple[int, ...]) -> Tensor:
     """Sum of a tensor or array in float64 in a fixed order: numpy uses one thread, torch's order depends on the number
     of threads."""
-    array = parts.numpy() if isinstance(parts, Tensor) else parts
-    return torch.from_numpy(numpy.asarray(array.sum(axis=axes, dtype="float64"), array.dtype))
+    given = parts.numpy() if isinstance(parts, Tensor) else parts
+    return torch.from_numpy(numpy.asarray(given.sum(axis=axes, dtype="float64"), given.dtype))
 
 
 NO_BYTES, NO_INDICES = numpy.empty(0, numpy.uint8), numpy.empty(0, numpy.int64)

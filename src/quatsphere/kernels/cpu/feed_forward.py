@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask, sum_in_order
+from quatsphere.kernels.cpu.arrays import argument_cache, array, flat, flat_mask, sum_in_order
 from quatsphere.kernels.cpu.resample import residual_input
 from quatsphere.torch_operators import backward_operator, operator, register_backward
 
@@ -62,15 +62,15 @@ def feed_forward_arguments(tokens: int, up: Tensor, down: Tensor, dropped: bool,
     from quatsphere.kernels.cpu.loops.simd import WIDE_LANES
 
     H, O, Q, _ = up.shape
-    C, wide = 4 * Q, O + -O % WIDE_LANES
+    C, wide, kind = 4 * Q, O + -O % WIDE_LANES, array(up).dtype
     narrow = C + -C % WIDE_LANES
 
     def pack() -> Any:
         counts = [H * Q * 8 * wide] * 2 + [H * 4 * wide * narrow] * 2
-        packed = PackedWeights(*(flat(up.new_zeros(count)) for count in counts))
+        packed = PackedWeights(*(np.zeros(count, kind) for count in counts))
         pack_weights((H, O, Q, wide, narrow), flat(up), flat(down), packed)
         return packed
 
-    rounded = float(torch.tensor(keep_scale, dtype=up.dtype))  # full and partial blocks must round alike
+    rounded = float(kind.type(keep_scale))  # full and partial blocks must round alike
     sizes = FeedForwardSizes(tokens, even_chunk(tokens), H, C, narrow, 4 * wide, dropped, rounded)
     return sizes, argument_cache.get(("feed_forward", up.data_ptr(), down.data_ptr()), (up, down), pack)

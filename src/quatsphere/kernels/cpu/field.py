@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import NO_INDICES, check_neighbours, flat, lane_heads, sum_in_order
+from quatsphere.kernels.cpu.arrays import NO_INDICES, array, check_neighbours, flat, lane_heads, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.torch_operators import backward_operator, operator, register_backward
 
@@ -116,7 +116,7 @@ def _network_gradients(
     width, blocks, packed = network.sizes.width, network.sizes.blocks, network.sizes.packed
     tiles = [tile_count(shell[0]) for shell in shells]
     shapes = ((blocks, width, LANES), (blocks, width, 3, LANES), (blocks, 3, LANES), (LANES,))
-    parts = [rows[0].new_zeros(sum(tiles), *shape).numpy() for shape in shapes]
+    parts = [np.zeros((sum(tiles), *shape), network.arrays[0].dtype) for shape in shapes]
     for number, shell in reversed(list(enumerate(shells))):
         own = slice(sum(tiles[:number]), sum(tiles[: number + 1]))
         into = FieldGrads(flat(rows[number]), flat(bases[number]), *(part[own].reshape(-1) for part in parts))
@@ -124,7 +124,7 @@ def _network_gradients(
         run_perturb_backward(sizes, bound, arrays, mixing_grads[number], into)
     heads = network.sizes.heads // packed
     sums = [_from_lanes(sum_in_order(part, 0), heads, packed) for part in parts[:3]]
-    bounds = [sum_in_order(part, (0, 1)) for part in np.split(parts[3], [tiles[0]])[: len(shells)]]
+    bounds = [sum_in_order(part, (0, 1)) for part in (parts[3][: tiles[0]], parts[3][tiles[0] :])[: len(shells)]]
     return [sums[0].reshape(-1), *sums[1:]], torch.stack(bounds)
 
 
@@ -138,13 +138,13 @@ def _lane_network(network: tuple[Tensor, ...], packed: int) -> LaneNetwork:
         raise ConfigError(
             f"the fused perturbation takes pairs of hidden numbers: got {width} per head; use the plain one"
         )
-    lanes = lane_heads(heads, packed)
+    lanes = lane_heads(heads, packed).numpy()
 
     def blocks(tensor: Tensor) -> Any:
-        return flat(tensor[lanes].unflatten(0, (-1, LANES)).movedim(1, -1))
+        return array(tensor)[lanes].reshape(len(lanes) // LANES, LANES, -1).transpose(0, 2, 1).reshape(-1)
 
-    sizes = FieldSizes(len(hidden), 0, heads * packed, width, hidden.shape[1], 0, packed)
-    return LaneNetwork(sizes, (flat(hidden), flat(inner.repeat(packed)), blocks(weight), blocks(bias)))
+    sizes = FieldSizes(hidden.shape[0], 0, heads * packed, width, hidden.shape[1], 0, packed)
+    return LaneNetwork(sizes, (flat(hidden), np.concatenate([array(inner)] * packed), blocks(weight), blocks(bias)))
 
 
 def _arguments(network: LaneNetwork, base: Tensor, out: Tensor, mixing: Any, bound: float) -> tuple[Any, float, Any]:
@@ -176,7 +176,8 @@ def _packed_rows(source: Tensor, target: Tensor | None) -> int:
 
 def _from_lanes(tensor: Tensor, heads: int, packed: int) -> Tensor:
     """(blocks, ..., 8) -> (H, ...), summed over the packed rows."""
-    return tensor.movedim(-1, 1).flatten(0, 1)[: heads * packed].unflatten(0, (packed, heads)).sum(0)
+    by_head = tensor.movedim(-1, 1).flatten(0, 1)
+    return by_head[:heads] if packed == 1 else by_head[: heads * packed].unflatten(0, (packed, heads)).sum(0)
 
 
 def _checked(bounds: Tensor, target: Tensor | None) -> list[float]:

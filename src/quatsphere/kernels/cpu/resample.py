@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quatsphere.kernels import torch_backend
-from quatsphere.kernels.cpu.arrays import check_neighbours, flat, sum_in_order
+from quatsphere.kernels.cpu.arrays import NO_INDICES, check_neighbours, flat, sum_in_order
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.torch_operators import differentiated_again, operator, plain_gradients, transformed
 
@@ -70,7 +70,7 @@ def residual_input(x: Tensor, targets: int, indices: Tensor | None, weights: Ten
     from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualInput
 
     if indices is None or weights is None:
-        indices, weights = torch.empty(0, 0, dtype=torch.int64), x.new_empty(0)
+        return ResidualInput(flat(x), NO_INDICES, flat(x.new_empty(0)), targets, x.shape[1], 0)
     check_neighbours(indices, x.shape[1])
     return ResidualInput(flat(x), flat(indices), flat(weights.to(x.dtype)), targets, x.shape[1], indices.shape[1])
 
@@ -80,11 +80,11 @@ def residual_grad(gradient: Tensor, x: Tensor, indices: Tensor | None, weights: 
     from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualGrad, reverse_graph
 
     mixed = indices is not None and indices.numel() > 0
-    if indices is None or weights is None:
-        indices, weights = torch.empty(0, 1, dtype=torch.int64), x.new_empty(0)
-    graph = reverse_graph(flat(indices), indices.shape[1], x.shape[1])
+    rows, terms = (NO_INDICES, 1) if indices is None else (flat(indices), indices.shape[1])
+    graph = reverse_graph(rows, terms, x.shape[1])
+    shares = flat(x.new_empty(0) if weights is None else weights.to(x.dtype))
     _, targets, width = gradient.shape
-    return ResidualGrad(flat(gradient), flat(x), graph, flat(weights.to(x.dtype)), gate, mixed, targets, width)
+    return ResidualGrad(flat(gradient), flat(x), graph, shares, gate, mixed, targets, width)
 
 
 @resample.register_fake

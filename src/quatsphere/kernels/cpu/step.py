@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask
@@ -16,7 +15,13 @@ from quatsphere.kernels.cpu.attention import attention_arguments, attention_grad
 from quatsphere.kernels.cpu.feed_forward import feed_forward_arguments, feed_forward_backward
 from quatsphere.kernels.cpu.field import empty_fields, perturb_backward, shell_arguments
 from quatsphere.kernels.cpu.resample import residual_grad, residual_input
-from quatsphere.torch_operators import backward_operator, differentiated_again, operator, plain_gradients
+from quatsphere.torch_operators import (
+    backward_operator,
+    differentiated_again,
+    operator,
+    plain_gradients,
+    record_function,
+)
 
 IMAGES_PER_BLOCK = 16
 """Images whose rows stay in the cache for both matrix products of the first layer's gradient."""
