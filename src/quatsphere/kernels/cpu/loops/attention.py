@@ -34,13 +34,16 @@ from quatsphere.kernels.cpu.loops.quaternions import (
 )
 from quatsphere.kernels.cpu.loops.simd import (
     load,
+    load_wide,
     mask_gathered,
     mask_vector,
     pointers,
     prefetch,
     prefetch_range,
+    repeat,
     select_less,
     splat,
+    split_halves,
     store,
 )
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, Span, allocate, parallel_for, thread_count
@@ -251,11 +254,14 @@ def softmax(sizes, beta, scores, weights):
         logit = beta * score
         top = select_less(top, logit, logit, top)
         store(weights, slot * LANES, logit)
-    total = zero
-    for slot in range(k):
-        weight = exp_nonpositive(load(weights, slot * LANES) - top)
+    total, wide_top = zero, repeat(load_wide(weights, k - k), top)
+    for slot in range(0, k, 2):  # a register of AVX-512 holds two slots; that behind an odd number is not used
+        pair = exp_nonpositive(load_wide(weights, slot * LANES) - wide_top)
+        store(weights, slot * LANES, pair)
+        weight, next_weight = split_halves(pair)
         total = total + weight
-        store(weights, slot * LANES, weight)
+        if slot + 1 < k:
+            total = total + next_weight
     return splat(beta, 1.0) / total
 
 
@@ -372,8 +378,8 @@ def allocate_attention(
 
 
 def allocate_target_scratch(sizes: AttentionSizes, dtype: Any, threads: int = 1) -> tuple[tuple[Any, ...]]:
-    """Scores, weights and weight gradients of a target, each (k, 8), and a vertex's sums (Q, 4, 8)."""
-    k, Q = sizes.neighbours * LANES, sizes.channels * TILE_SIZE
+    """Scores, weights and weight gradients of a target, each (k, 8), and a vertex's sums (Q, 4, 8); k is even here."""
+    k, Q = (sizes.neighbours + sizes.neighbours % 2) * LANES, sizes.channels * TILE_SIZE
     return (tuple(allocate((k, k, k, Q), dtype, threads)),)
 
 
