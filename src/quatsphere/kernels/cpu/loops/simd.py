@@ -443,6 +443,7 @@ def mask_lanes(mask, index, count, vector):
 
 @inlined
 def prefetch_range(array, index, count):
-    """Prefetch the cache lines of array[index : index + count] (every second one in float64)."""
-    for offset in range(0, count, WIDE_LANES):
+    """Prefetch the cache lines of array[index : index + count], an even number of them (every second one in float64)."""
+    for offset in range(0, count, 2 * WIDE_LANES):
         prefetch(array, index + offset)
+        prefetch(array, index + offset + WIDE_LANES)
