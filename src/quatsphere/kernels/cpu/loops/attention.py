@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import chosen_by_type, compiled, inlined
+from quatsphere.kernels.cpu.loops.long_vectors import repeat
 from quatsphere.kernels.cpu.loops.neighbour_sums import edge_dots, gather_sum_tiles
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
@@ -40,7 +41,6 @@ from quatsphere.kernels.cpu.loops.simd import (
     pointers,
     prefetch,
     prefetch_range,
-    repeat,
     select_less,
     splat,
     split_halves,

@@ -13,25 +13,20 @@ import numpy as np
 
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
+from quatsphere.kernels.cpu.loops.long_vectors import GROUP, folded_product, load_like, repeat, zero_group, zero_tile
 from quatsphere.kernels.cpu.loops.quaternions import TILE_SIZE
 from quatsphere.kernels.cpu.loops.simd import (
-    GROUP,
     WIDE_LANES,
     broadcast,
     fma,
     fma_scalar,
-    folded_product,
     load,
-    load_like,
     load_scalar,
     load_wide,
     prefetch,
     prefetch_range,
-    repeat,
     splat,
     store,
-    zero_group,
-    zero_tile,
 )
 from quatsphere.kernels.cpu.loops.threads import parallel_for
 

@@ -16,18 +16,16 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
+from quatsphere.kernels.cpu.loops.jit import inlined, instruction
 
 ir = cgutils.ir  # llvmlite.ir
 WIDE_LANES = 16
-GROUP = 4 if has_avx512() else 2
-"""Quaternion channels of eight heads that are summed together: their sums are eight registers."""
 FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(), 8, 64)}
 """LLVM type, bytes and bits of a scalar."""
 
 
 class Vector(types.Type):
-    """Lanes of float32 or float64: eight, sixteen, or a multiple of them."""
+    """Lanes of float32 or float64: eight, sixteen, or more (`long_vectors`)."""
 
     def __init__(self, scalar: Any, lanes: int = LANES) -> None:
         self.scalar, self.lanes = scalar, lanes
@@ -135,7 +133,7 @@ def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
     return builder.load(builder.bitcast(address, vector_type(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
 
 
-def _llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
+def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
     """Numba signature and code of llvm.<name> with `count` vector arguments."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -164,64 +162,6 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 def load_wide(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index : index + 16] of a flat array."""
     return _load(array, WIDE_LANES)
-
-
-@instruction
-def load_like(typingctx: Any, like: Any, array: Any, index: Any) -> Any:
-    """array[index:] of a flat array, as many lanes as the vector `like` has."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return load_lanes(builder, address_of(context, builder, array, *args[1:]), array.dtype, like.lanes)
-
-    return like(like, array, types.intp), code
-
-
-def _zeros(array: Any, lanes: int) -> Any:
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return ir.Constant(vector_type(array.dtype, lanes), [0.0] * lanes)
-
-    return Vector(array.dtype, lanes)(array), code
-
-
-@instruction
-def zero_tile(typingctx: Any, array: Any) -> Any:
-    """Zeros for one quaternion channel of eight heads: a long vector, which LLVM splits into registers."""
-    return _zeros(array, 4 * LANES)
-
-
-@instruction
-def zero_group(typingctx: Any, array: Any) -> Any:
-    """Zeros for GROUP quaternion channels."""
-    return _zeros(array, GROUP * 4 * LANES)
-
-
-@instruction
-def repeat(typingctx: Any, like: Any, vector: Any) -> Any:
-    """Eight lanes repeated to as many lanes as the vector `like` has."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.shuffle_vector(args[1], args[1], shuffle_mask(list(range(LANES)) * (like.lanes // LANES)))
-
-    return like(like, vector), code
-
-
-@instruction
-def folded_product(typingctx: Any, a: Any, b: Any) -> Any:
-    """Lane l is the sum of the products of a and b in the lanes l, l + 8, l + 16 ... of long vectors."""
-    wide = Vector(a.scalar, WIDE_LANES)
-    half = Vector(a.scalar)
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, multiply_add = _llvm_intrinsic("fma", wide, 3)
-        total = None
-        for first in range(0, a.lanes, WIDE_LANES):
-            order = shuffle_mask(list(range(first, first + WIDE_LANES)))
-            x, y = (builder.shuffle_vector(each, each, order) for each in args)
-            total = builder.fmul(x, y) if total is None else multiply_add(context, builder, sig, [x, y, total])
-        halves = [shuffle_mask(list(range(start, start + LANES))) for start in (0, LANES)]
-        return builder.fadd(*(builder.shuffle_vector(total, total, order) for order in halves))
-
-    return half(a, b), code
 
 
 @instruction
@@ -295,7 +235,7 @@ def broadcast_wide(typingctx: Any, array: Any, index: Any) -> Any:
 @instruction
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c, rounded once."""
-    return _llvm_intrinsic("fma", a, 3)
+    return llvm_intrinsic("fma", a, 3)
 
 
 @instruction
@@ -311,13 +251,13 @@ def fma_scalar(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 @instruction
 def sqrt(typingctx: Any, a: Any) -> Any:
     """√a."""
-    return _llvm_intrinsic("sqrt", a, 1)
+    return llvm_intrinsic("sqrt", a, 1)
 
 
 @instruction
 def absolute(typingctx: Any, a: Any) -> Any:
     """|a|."""
-    return _llvm_intrinsic("fabs", a, 1)
+    return llvm_intrinsic("fabs", a, 1)
 
 
 @instruction
@@ -443,7 +383,7 @@ def mask_lanes(mask, index, count, vector):
 
 @inlined
 def prefetch_range(array, index, count):
-    """Prefetch the cache lines of array[index : index + count], an even number of them (every second one in float64)."""
+    """Prefetch the cache lines of array[index : index + count], in pairs (every second one in float64)."""
     for offset in range(0, count, 2 * WIDE_LANES):
         prefetch(array, index + offset)
         prefetch(array, index + offset + WIDE_LANES)
