@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import chosen_by_type, compiled, inlined
+from quatsphere.kernels.cpu.loops.long_vectors import repeat
 from quatsphere.kernels.cpu.loops.neighbour_sums import edge_dots, gather_sum_tiles
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
@@ -34,6 +35,7 @@ from quatsphere.kernels.cpu.loops.quaternions import (
 )
 from quatsphere.kernels.cpu.loops.simd import (
     load,
+    load_wide,
     mask_gathered,
     mask_vector,
     pointers,
@@ -41,6 +43,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     prefetch_range,
     select_less,
     splat,
+    split_halves,
     store,
 )
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, Span, allocate, parallel_for, thread_count
@@ -155,28 +158,28 @@ def feature_offset(sizes, vertices, item, vertex):
 
 
 @inlined
-def prefetch_field(field, sizes, vertices, item, vertex):
-    """Prefetch the quaternions of a later vertex."""
-    image, images, first, heads = item_images(sizes, item)
+def prefetch_field(field, sizes, vertices, place, vertex):
+    """Prefetch the quaternions of a later vertex; place = item_images(...), divided once and not per vertex."""
+    image, images, first, heads = place
     for other in range(image, image + images):
         row = (other * vertices + vertex + PREFETCH_DISTANCE) * sizes.heads + first
         prefetch_range(field, 4 * row, 4 * heads)
 
 
 @inlined
-def prefetch_features(tensor, sizes, vertices, item, vertex):
+def prefetch_features(tensor, sizes, vertices, place, vertex):
     """Prefetch the features of a later vertex, to read or to write."""
-    image, images, first, heads = item_images(sizes, item)
+    image, images, first, heads = place
     for other in range(image, image + images):
         row = (other * vertices + vertex + PREFETCH_DISTANCE) * sizes.heads + first
         prefetch_range(tensor, 4 * sizes.channels * row, 4 * sizes.channels * heads)
 
 
 @inlined
-def prefetch_keep(keep, sizes, item, vertex):
+def prefetch_keep(keep, sizes, place, vertex):
     """Prefetch the dropout mask (bytes, all heads) of a later target."""
     if sizes.dropped:
-        image, images, _, _ = item_images(sizes, item)
+        image, images, _, _ = place
         row = sizes.neighbours * sizes.heads
         for other in range(image, image + images):
             for offset in range(0, row, 64):
@@ -225,9 +228,10 @@ def lift_sources(inputs, sizes, item, start, stop, tables):
     row = sizes.channels * TILE_SIZE
     at, step, lanes = item_lanes(sizes, sizes.sources, item, 4)
     features_at, width, feature_lanes = item_lanes(sizes, sizes.sources, item, 4 * sizes.channels)
+    place = item_images(sizes, item)
     for vertex in range(start, stop):
-        prefetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
-        prefetch_features(inputs.features, sizes, sizes.sources, item, vertex)
+        prefetch_field(inputs.source_field, sizes, sizes.sources, place, vertex)
+        prefetch_features(inputs.features, sizes, sizes.sources, place, vertex)
         q = gather_quaternions(inputs.source_field, at + vertex * step, lanes)
         store_tile(tables.keys, vertex * TILE_SIZE, source_key(inputs, sizes, q, vertex))
         index = features_at + vertex * width
@@ -251,44 +255,51 @@ def softmax(sizes, beta, scores, weights):
         logit = beta * score
         top = select_less(top, logit, logit, top)
         store(weights, slot * LANES, logit)
-    total = zero
-    for slot in range(k):
-        weight = exp_nonpositive(load(weights, slot * LANES) - top)
+    total, wide_top = zero, repeat(load_wide(weights, k - k), top)
+    for slot in range(0, k, 2):  # a register of AVX-512 holds two slots; that behind an odd number is not used
+        pair = exp_nonpositive(load_wide(weights, slot * LANES) - wide_top)
+        store(weights, slot * LANES, pair)
+        weight, next_weight = split_halves(pair)
         total = total + weight
-        store(weights, slot * LANES, weight)
+        if slot + 1 < k:
+            total = total + next_weight
     return splat(beta, 1.0) / total
 
 
 @inlined
-def apply_keep(inputs, sizes, item, vertex, scale, weights, at, kept):
-    """Multiply the weights (k, 8) by `scale`, and write them after dropout to kept[at:]."""
-    k = sizes.neighbours
-    for slot in range(k):
-        weight = load(weights, slot * LANES) * scale
-        store(weights, slot * LANES, weight)
-        store(kept, at + slot * LANES, weight)
-    if sizes.dropped:
-        _, _, _, heads = item_images(sizes, item)
-        first, step, lanes = item_lanes(sizes, sizes.targets * k, item, 1)
-        for slot in range(k):
-            edge, weight = first + (vertex * k + slot) * step, load(weights, slot * LANES)
-            if heads == LANES:
-                weight = mask_vector(inputs.keep, edge, weight)
-            else:
-                weight = mask_gathered(inputs.keep, edge, lanes, weight)
-            store(kept, at + slot * LANES, weight * sizes.keep_scale)
+def mask_lanes_of(sizes, item):
+    """(offset of the first row, elements per row, offsets of the lanes, whether these are adjacent) of an item in the
+    dropout mask (B, T k, H)."""
+    _, _, _, heads = item_images(sizes, item)
+    first, step, lanes = item_lanes(sizes, sizes.targets * sizes.neighbours, item, 1)
+    return first, step, lanes, heads == LANES
 
 
 @inlined
-def route(inputs, sizes, item, vertex, tables, key, scratch, at, kept):
+def apply_keep(inputs, sizes, mask, vertex, scale, weights, at, kept):
+    """Multiply the weights (k, 8) by `scale`, and write them after dropout, mask = mask_lanes_of(...), to kept[at:]."""
+    (first, step, lanes, adjacent), k = mask, sizes.neighbours
+    for slot in range(k):
+        weight, edge = load(weights, slot * LANES) * scale, first + (vertex * k + slot) * step
+        store(weights, slot * LANES, weight)
+        if sizes.dropped:
+            if adjacent:
+                weight = mask_vector(inputs.keep, edge, weight)
+            else:
+                weight = mask_gathered(inputs.keep, edge, lanes, weight)
+            weight = weight * sizes.keep_scale
+        store(kept, at + slot * LANES, weight)
+
+
+@inlined
+def route(inputs, sizes, beta, mask, vertex, tables, key, scratch, at, kept):
     """Scores and weights (k, 8) of one target into the scratch, its weights after dropout into kept[at:]."""
     scores, weights, _, _ = scratch
-    _, _, first, _ = item_images(sizes, item)
     store_tile(tables.target_keys, vertex * TILE_SIZE, key)
     if sizes.routing != UNIFORM:
         edge_dots(inputs.neighbours, sizes.neighbours, 1, vertex, tables.target_keys, tables.keys, scores)
-    scale = softmax(sizes, load(inputs.beta, first), scores, weights)
-    apply_keep(inputs, sizes, item, vertex, scale, weights, at, kept)
+    scale = softmax(sizes, beta, scores, weights)
+    apply_keep(inputs, sizes, mask, vertex, scale, weights, at, kept)
 
 
 @inlined
@@ -298,12 +309,15 @@ def attend_targets(inputs, sizes, item, start, stop, tables, scratch, out):
     k, Q = sizes.neighbours, sizes.channels
     at, step, lanes = item_lanes(sizes, sizes.targets, item, 4)
     out_at, width, out_lanes = item_lanes(sizes, sizes.targets, item, 4 * Q)
+    place, mask = item_images(sizes, item), mask_lanes_of(sizes, item)
+    beta = load(inputs.beta, place[2])
     for vertex in range(start, stop):
-        prefetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
-        prefetch_features(out, sizes, sizes.targets, item, vertex)
-        prefetch_keep(inputs.keep, sizes, item, vertex)
+        prefetch_field(inputs.target_field, sizes, sizes.targets, place, vertex)
+        prefetch_features(out, sizes, sizes.targets, place, vertex)
+        prefetch_keep(inputs.keep, sizes, place, vertex)
         q = gather_quaternions(inputs.target_field, at + vertex * step, lanes)
-        route(inputs, sizes, item, vertex, tables, target_key(inputs, sizes, q, vertex), scratch, zero, weights)
+        key = target_key(inputs, sizes, q, vertex)
+        route(inputs, sizes, beta, mask, vertex, tables, key, scratch, zero, weights)
         inverse = conj(q)
         matrix = rotation_matrix(inverse)
         gather_sum_tiles(inputs.neighbours, k, Q, vertex, tables.lifted, weights, zero, aggregated)
@@ -372,8 +386,8 @@ def allocate_attention(
 
 
 def allocate_target_scratch(sizes: AttentionSizes, dtype: Any, threads: int = 1) -> tuple[tuple[Any, ...]]:
-    """Scores, weights and weight gradients of a target, each (k, 8), and a vertex's sums (Q, 4, 8)."""
-    k, Q = sizes.neighbours * LANES, sizes.channels * TILE_SIZE
+    """Scores, weights and weight gradients of a target, each (k, 8), and a vertex's sums (Q, 4, 8); k is even here."""
+    k, Q = (sizes.neighbours + sizes.neighbours % 2) * LANES, sizes.channels * TILE_SIZE
     return (tuple(allocate((k, k, k, Q), dtype, threads)),)
 
 

@@ -25,6 +25,7 @@ from quatsphere.kernels.cpu.loops.attention import (
     item_images,
     item_lanes,
     lift_sources,
+    mask_lanes_of,
     prefetch_features,
     prefetch_field,
     prefetch_keep,
@@ -175,23 +176,23 @@ def target_direction_gradient(inputs, q, key_gradient, vertex, count, out, at):
 def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, scratch, gradients):
     """Targets start..stop: fill the targets' tables, write dq_i and dp_i, and the chunk's part of dβ."""
     out, output_gradient = outputs
-    _, images, first, heads = item_images(sizes, item)
-    k, Q, count = sizes.neighbours, sizes.channels, images * heads
+    place, mask = item_images(sizes, item), mask_lanes_of(sizes, item)
+    k, Q, count = sizes.neighbours, sizes.channels, place[1] * place[3]
     at, step, lanes = item_lanes(sizes, sizes.targets, item, 4)
     out_at, width, out_lanes = item_lanes(sizes, sizes.targets, item, 4 * Q)
-    beta = load(inputs.beta, first)
+    beta = load(inputs.beta, place[2])
     zero = splat(beta, 0.0)
     beta_gradient = zero
     for vertex in range(start, stop):
-        prefetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
-        prefetch_field(gradients.target_field, sizes, sizes.targets, item, vertex)
-        prefetch_features(output_gradient, sizes, sizes.targets, item, vertex)
-        prefetch_features(out, sizes, sizes.targets, item, vertex)
-        prefetch_keep(inputs.keep, sizes, item, vertex)
+        prefetch_field(inputs.target_field, sizes, sizes.targets, place, vertex)
+        prefetch_field(gradients.target_field, sizes, sizes.targets, place, vertex)
+        prefetch_features(output_gradient, sizes, sizes.targets, place, vertex)
+        prefetch_features(out, sizes, sizes.targets, place, vertex)
+        prefetch_keep(inputs.keep, sizes, place, vertex)
         q = gather_quaternions(inputs.target_field, at + vertex * step, lanes)
         torque = lift_gradient(sizes, q, out_at + vertex * width, out_lanes, outputs, tables, vertex)
         key = target_key(inputs, sizes, q, vertex)
-        route(inputs, sizes, item, vertex, tables, key, scratch, vertex * k * LANES, tables.kept)
+        route(inputs, sizes, beta, mask, vertex, tables, key, scratch, vertex * k * LANES, tables.kept)
         through_key = (zero, zero, zero, zero)
         if sizes.routing != UNIFORM:
             edge_dots(inputs.neighbours, k, Q, vertex, tables.gradient, tables.lifted, scratch[2])
@@ -200,8 +201,8 @@ def target_gradients(inputs, sizes, item, start, stop, chunk, outputs, tables, s
             gather_sum_tiles(inputs.neighbours, k, 1, vertex, tables.keys, tables.score_gradient, slots, scratch[3])
             through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
-            place, into = (item * sizes.targets + vertex) * 3, gradients.target_directions
-            through_key = target_direction_gradient(inputs, q, through_key, vertex, count, into, place)
+            into, into_at = gradients.target_directions, (item * sizes.targets + vertex) * 3
+            through_key = target_direction_gradient(inputs, q, through_key, vertex, count, into, into_at)
         gradient = field_gradient(torque, q, through_key)
         scatter_quaternions(gradients.target_field, at + vertex * step, lanes, gradient)
     store(gradients.beta, chunk * LANES, beta_gradient)
@@ -218,9 +219,9 @@ def source_direction_gradient(inputs, vertex, key_gradient, count, out, at):
 
 
 @inlined
-def residual_gradients(sizes, item, vertex, chunk, residual, gradients):
+def residual_gradients(sizes, place, vertex, chunk, residual, gradients):
     """Add the residual's gradient to the features' of one source in every image of an item, and to the gate's."""
-    image, images, first, heads = item_images(sizes, item)
+    image, images, first, heads = place
     stride, blocks = 4 * sizes.channels, (sizes.heads + LANES - 1) // LANES
     chunks = (sizes.sources + CHUNK_VERTICES - 1) // CHUNK_VERTICES
     for other in range(image, image + images):
@@ -233,14 +234,14 @@ def residual_gradients(sizes, item, vertex, chunk, residual, gradients):
 @inlined
 def source_gradients(inputs, sizes, item, start, stop, chunk, graph, residual, tables, scratch, gradients):
     """Sources start..stop: dx_j, dq_j and dp_j from the targets' tables; dx_j includes the residual's gradient."""
-    image, images, first, heads = item_images(sizes, item)
+    image, images, first, heads = place = item_images(sizes, item)
     zero, count = splat(tables.kept, 0.0), images * heads
     at, step, lanes = item_lanes(sizes, sizes.sources, item, 4)
     features_at, width, feature_lanes = item_lanes(sizes, sizes.sources, item, 4 * sizes.channels)
     for vertex in range(start, stop):
-        prefetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
-        prefetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
-        prefetch_features(gradients.features, sizes, sizes.sources, item, vertex)
+        prefetch_field(inputs.source_field, sizes, sizes.sources, place, vertex)
+        prefetch_field(gradients.source_field, sizes, sizes.sources, place, vertex)
+        prefetch_features(gradients.features, sizes, sizes.sources, place, vertex)
         if residual.targets > 0:
             stride, later = 4 * sizes.channels, vertex + PREFETCH_DISTANCE
             for other in range(image, image + images):
@@ -261,13 +262,13 @@ def source_gradients(inputs, sizes, item, start, stop, chunk, graph, residual, t
             scatter_sum_tiles(graph, 1, vertex, tables.target_keys, tables.score_gradient, scratch[3])
             through_key = load_tile(scratch[3], 0)
         if sizes.routing == GEOMETRIC:
-            place = (item * sizes.sources + vertex) * 3
-            source_direction_gradient(inputs, vertex, through_key, count, gradients.source_directions, place)
+            into_at = (item * sizes.sources + vertex) * 3
+            source_direction_gradient(inputs, vertex, through_key, count, gradients.source_directions, into_at)
             through_key = (zero, zero, zero, zero)
         gradient = field_gradient(torque, q, through_key)
         scatter_quaternions(gradients.source_field, at + vertex * step, lanes, gradient)
         if residual.targets > 0:
-            residual_gradients(sizes, item, vertex, chunk, residual, gradients)
+            residual_gradients(sizes, place, vertex, chunk, residual, gradients)
 
 
 @compiled

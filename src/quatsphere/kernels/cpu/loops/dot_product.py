@@ -14,6 +14,8 @@ from quatsphere.kernels.cpu.loops.attention import (
     allocate_target_scratch,
     apply_keep,
     feature_offset,
+    item_images,
+    mask_lanes_of,
     prefetch_features,
     softmax,
 )
@@ -55,8 +57,9 @@ class DotTables(NamedTuple):
 @inlined
 def to_lanes(sizes, tensor, vertices, item, table):
     """(B, V, H, C) -> (V, C/4, 4, 8) of one item."""
+    place = item_images(sizes, item)
     for vertex in range(vertices):
-        prefetch_features(tensor, sizes, vertices, item, vertex)
+        prefetch_features(tensor, sizes, vertices, place, vertex)
         offset, stride, count = feature_offset(sizes, vertices, item, vertex)
         for channel in range(sizes.channels):
             at = (vertex * sizes.channels + channel) * TILE_SIZE
@@ -66,20 +69,20 @@ def to_lanes(sizes, tensor, vertices, item, table):
 @inlined
 def from_lanes(sizes, vertices, item, vertex, row, out):
     """One vertex's sums (C/4, 4, 8) -> out (B, V, H, C)."""
-    prefetch_features(out, sizes, vertices, item, vertex)
+    prefetch_features(out, sizes, vertices, item_images(sizes, item), vertex)
     offset, stride, count = feature_offset(sizes, vertices, item, vertex)
     for channel in range(sizes.channels):
         store_quaternions(out, offset + 4 * channel, stride, count, load_tile(row, channel * TILE_SIZE))
 
 
 @inlined
-def dot_weights(inputs, sizes, item, vertex, tables, scratch, scale):
+def dot_weights(inputs, sizes, mask, vertex, tables, scratch, scale):
     """Scores, weights and kept weights of one target."""
     scores, weights, _, _ = scratch
     k = sizes.neighbours
     edge_dots(inputs.neighbours, k, sizes.channels, vertex, tables.queries, tables.keys, scores)
     normaliser = softmax(sizes, scale, scores, weights)
-    apply_keep(inputs, sizes, item, vertex, normaliser, weights, vertex * k * LANES, tables.kept)
+    apply_keep(inputs, sizes, mask, vertex, normaliser, weights, vertex * k * LANES, tables.kept)
 
 
 @inlined
@@ -104,8 +107,9 @@ def dot_attend_items(items, inputs, sizes, tables, scratch, scale, out):
         to_lanes(sizes, inputs.queries, sizes.targets, item, tables.queries)
         to_lanes(sizes, inputs.keys, sizes.sources, item, tables.keys)
         to_lanes(sizes, inputs.values, sizes.sources, item, tables.values)
+        mask = mask_lanes_of(sizes, item)
         for vertex in range(sizes.targets):
-            dot_weights(inputs, sizes, item, vertex, tables, scratch, splat(out, scale))
+            dot_weights(inputs, sizes, mask, vertex, tables, scratch, splat(out, scale))
             gather_sum_into(inputs.neighbours, sizes, item, vertex, tables.values, tables.kept, scratch[3], out)
 
 
@@ -119,8 +123,9 @@ def dot_attend_backward_items(items, inputs, sizes, tables, scratch, scale, grap
         to_lanes(sizes, gradient, sizes.targets, item, tables.gradient)
         to_lanes(sizes, inputs.keys, sizes.sources, item, tables.keys)
         to_lanes(sizes, inputs.values, sizes.sources, item, tables.values)
+        mask = mask_lanes_of(sizes, item)
         for vertex in range(sizes.targets):
-            dot_weights(inputs, sizes, item, vertex, tables, scratch, beta)
+            dot_weights(inputs, sizes, mask, vertex, tables, scratch, beta)
             edge_dots(neighbours, sizes.neighbours, sizes.channels, vertex, tables.gradient, tables.values, scratch[2])
             score_gradients(sizes, vertex, tables, beta, scratch)
             gather_sum_into(neighbours, sizes, item, vertex, tables.keys, tables.score_gradient, sums, into[0])

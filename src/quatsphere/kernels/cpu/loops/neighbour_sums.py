@@ -13,7 +13,8 @@ import numpy as np
 
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
-from quatsphere.kernels.cpu.loops.quaternions import TILE_SIZE, dot, load_tile, store_tile
+from quatsphere.kernels.cpu.loops.long_vectors import GROUP, folded_product, load_like, repeat, zero_group, zero_tile
+from quatsphere.kernels.cpu.loops.quaternions import TILE_SIZE
 from quatsphere.kernels.cpu.loops.simd import (
     WIDE_LANES,
     broadcast,
@@ -63,74 +64,69 @@ def reverse_graph(neighbours: Any, k: int, sources: int) -> ReversedGraph:
 
 
 @inlined
-def edge_dots(neighbours, k, channels, vertex, targets, sources, dots):
-    """⟨a_i, b_n(i,s)⟩ over all channels of one target -> dots (k, 8)."""
-    row = channels * TILE_SIZE
-    for channel in range(channels):
-        a = load_tile(targets, vertex * row + channel * TILE_SIZE)
-        for slot in range(k):
-            part = dot(a, load_tile(sources, load_scalar(neighbours, vertex * k + slot) * row + channel * TILE_SIZE))
-            if channel > 0:
-                part = part + load(dots, slot * LANES)
-            store(dots, slot * LANES, part)
+def add_dots(neighbours, k, vertex, a, sources, row, first, dots):
+    """Add the product of `a`, channels of one target, with those at `first` of its neighbours to dots (k, 8)."""
+    for slot in range(k):
+        b = load_like(a, sources, load_scalar(neighbours, vertex * k + slot) * row + first)
+        part = folded_product(a, b)
+        if first > 0:
+            part = part + load(dots, slot * LANES)
+        store(dots, slot * LANES, part)
 
 
 @inlined
-def add_scaled(sums, weight, table, at):
-    """Four sums plus weight times the tile at `at`."""
-    b = load_tile(table, at)
-    return (
-        fma(weight, b[0], sums[0]),
-        fma(weight, b[1], sums[1]),
-        fma(weight, b[2], sums[2]),
-        fma(weight, b[3], sums[3]),
-    )
+def edge_dots(neighbours, k, channels, vertex, targets, sources, dots):
+    """⟨a_i, b_n(i,s)⟩ over all channels of one target -> dots (k, 8)."""
+    row, grouped = channels * TILE_SIZE, (channels - channels % GROUP) * TILE_SIZE
+    for first in range(0, grouped, GROUP * TILE_SIZE):
+        a = load_like(zero_group(targets), targets, vertex * row + first)
+        add_dots(neighbours, k, vertex, a, sources, row, first, dots)
+    for first in range(grouped, row, TILE_SIZE):
+        a = load_like(zero_tile(targets), targets, vertex * row + first)
+        add_dots(neighbours, k, vertex, a, sources, row, first, dots)
+
+
+@inlined
+def gather_sum(neighbours, k, vertex, total, sources, row, weights, at):
+    """total + Σ_s w_s b_n(i,s) of some channels, the first of which is at `row` of sources."""
+    first, width = row
+    for slot in range(k):
+        source = load_scalar(neighbours, vertex * k + slot) * width + first
+        total = fma(repeat(total, load(weights, at + slot * LANES)), load_like(total, sources, source), total)
+    return total
 
 
 @inlined
 def gather_sum_tiles(neighbours, k, channels, vertex, sources, weights, at, out):
-    """out (Q, 4, 8) = Σ_s w_s b_n(i,s) of one target, whose weights (k, 8) start at `at`.
+    """out (Q, 4, 8) = Σ_s w_s b_n(i,s) of one target, whose weights (k, 8) start at `at`."""
+    row, grouped = channels * TILE_SIZE, (channels - channels % GROUP) * TILE_SIZE
+    for first in range(0, grouped, GROUP * TILE_SIZE):
+        zero = zero_group(sources)
+        store(out, first, gather_sum(neighbours, k, vertex, zero, sources, (first, row), weights, at))
+    for first in range(grouped, row, TILE_SIZE):
+        zero = zero_tile(sources)
+        store(out, first, gather_sum(neighbours, k, vertex, zero, sources, (first, row), weights, at))
 
-    Two channels at a time: eight accumulators hide the latency of fma.
-    """
-    row, zero = channels * TILE_SIZE, splat(weights, 0.0)
-    for channel in range(0, channels - 1, 2):
-        a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
-        for slot in range(k):
-            weight = load(weights, at + slot * LANES)
-            source = load_scalar(neighbours, vertex * k + slot) * row + channel * TILE_SIZE
-            a = add_scaled(a, weight, sources, source)
-            b = add_scaled(b, weight, sources, source + TILE_SIZE)
-        store_tile(out, channel * TILE_SIZE, a)
-        store_tile(out, (channel + 1) * TILE_SIZE, b)
-    if channels % 2 == 1:
-        last, a = (channels - 1) * TILE_SIZE, (zero, zero, zero, zero)
-        for slot in range(k):
-            weight = load(weights, at + slot * LANES)
-            a = add_scaled(a, weight, sources, load_scalar(neighbours, vertex * k + slot) * row + last)
-        store_tile(out, last, a)
+
+@inlined
+def scatter_sum(graph, vertex, total, targets, row, weights):
+    """total + Σ w_is a_i over the edges into one source, of some channels as in `gather_sum`."""
+    first, width = row
+    for index in range(graph.offsets[vertex], graph.offsets[vertex + 1]):
+        weight = repeat(total, load(weights, load_scalar(graph.edges, index) * LANES))
+        total = fma(weight, load_like(total, targets, load_scalar(graph.targets, index) * width + first), total)
+    return total
 
 
 @inlined
 def scatter_sum_tiles(graph, channels, vertex, targets, weights, out):
     """out (Q, 4, 8) = Σ w_is a_i over the edges into one source; weights (T, k, 8)."""
-    row, zero = channels * TILE_SIZE, splat(weights, 0.0)
-    edges = range(graph.offsets[vertex], graph.offsets[vertex + 1])
-    for channel in range(0, channels - 1, 2):
-        a, b = (zero, zero, zero, zero), (zero, zero, zero, zero)
-        for index in edges:
-            weight = load(weights, load_scalar(graph.edges, index) * LANES)
-            target = load_scalar(graph.targets, index) * row + channel * TILE_SIZE
-            a = add_scaled(a, weight, targets, target)
-            b = add_scaled(b, weight, targets, target + TILE_SIZE)
-        store_tile(out, channel * TILE_SIZE, a)
-        store_tile(out, (channel + 1) * TILE_SIZE, b)
-    if channels % 2 == 1:
-        last, a = (channels - 1) * TILE_SIZE, (zero, zero, zero, zero)
-        for index in edges:
-            weight = load(weights, load_scalar(graph.edges, index) * LANES)
-            a = add_scaled(a, weight, targets, load_scalar(graph.targets, index) * row + last)
-        store_tile(out, last, a)
+    row, grouped = channels * TILE_SIZE, (channels - channels % GROUP) * TILE_SIZE
+    for first in range(0, grouped, GROUP * TILE_SIZE):
+        total = scatter_sum(graph, vertex, zero_group(targets), targets, (first, row), weights)
+        store(out, first, total)
+    for first in range(grouped, row, TILE_SIZE):
+        store(out, first, scatter_sum(graph, vertex, zero_tile(targets), targets, (first, row), weights))
 
 
 class ResidualInput(NamedTuple):

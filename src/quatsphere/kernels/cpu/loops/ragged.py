@@ -24,6 +24,7 @@ from quatsphere.kernels.cpu.loops.attention import (
     chunk_count,
     feature_offset,
     item_heads,
+    item_images,
     lift_sources,
     load_field,
     prefetch_features,
@@ -252,13 +253,13 @@ def store_state(sizes, state, item, vertex, top, scale):
 @inlined
 def attend_parts(inputs, sizes, item, parts, span, tables, scratch, out, state):
     """Parts span[0]..span[1]: the output and softmax state of whole targets, partial sums of the others."""
-    _, first, _ = item_heads(sizes, item)
-    beta, row = load(inputs.beta, first), 2 * LANES + (sizes.channels + 1) * TILE_SIZE
+    place = item_images(sizes, item)
+    beta, row = load(inputs.beta, place[2]), 2 * LANES + (sizes.channels + 1) * TILE_SIZE
     zero, one = splat(beta, 0.0), splat(beta, 1.0)
     for part in range(*span):
         vertex, start, stop = parts.vertex[part], parts.offsets[part], parts.offsets[part + 1]
-        prefetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
-        prefetch_features(out, sizes, sizes.targets, item, vertex)
+        prefetch_field(inputs.target_field, sizes, sizes.targets, place, vertex)
+        prefetch_features(out, sizes, sizes.targets, place, vertex)
         q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
         top = zero
         if sizes.routing != UNIFORM:

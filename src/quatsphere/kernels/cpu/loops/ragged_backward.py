@@ -24,6 +24,7 @@ from quatsphere.kernels.cpu.loops.attention import (
     chunk_count,
     feature_offset,
     item_heads,
+    item_images,
     lift_sources,
     load_field,
     prefetch_features,
@@ -199,14 +200,14 @@ def finish_target_gradient(inputs, sizes, item, vertex, q, torque, key_sum, grad
 @inlined
 def target_parts(inputs, sizes, item, parts, chunks, outputs, tables, scratch, gradients, rotation_grad):
     """Chunks of parts of targets: the tables of edges, the gradients of whole targets, each chunk's part of dβ."""
-    row, zero = sizes.channels * TILE_SIZE, splat(inputs.beta, 0.0)
+    row, zero, place = sizes.channels * TILE_SIZE, splat(inputs.beta, 0.0), item_images(sizes, item)
     for chunk in range(*chunks):
         beta_gradient = zero
         for part in range(parts.chunks[chunk], parts.chunks[chunk + 1]):
             vertex, start, stop = parts.vertex[part], parts.offsets[part], parts.offsets[part + 1]
-            prefetch_field(inputs.target_field, sizes, sizes.targets, item, vertex)
-            prefetch_features(outputs.gradient, sizes, sizes.targets, item, vertex)
-            prefetch_features(outputs.out, sizes, sizes.targets, item, vertex)
+            prefetch_field(inputs.target_field, sizes, sizes.targets, place, vertex)
+            prefetch_features(outputs.gradient, sizes, sizes.targets, place, vertex)
+            prefetch_features(outputs.out, sizes, sizes.targets, place, vertex)
             q = load_field(inputs.target_field, sizes, sizes.targets, item, vertex)
             key = target_key(inputs, sizes, q, vertex)
             whole = parts.partial[part] < 0
@@ -300,12 +301,12 @@ def finish_source_gradient(inputs, sizes, item, vertex, tables, sums, gradients)
 @inlined
 def source_parts(inputs, sizes, item, parts, span, graph, tables, scratch, gradients):
     """Parts of sources: the gradients of whole sources, partial sums of the others."""
-    row = (sizes.channels + 1) * TILE_SIZE
+    row, place = (sizes.channels + 1) * TILE_SIZE, item_images(sizes, item)
     for part in range(*span):
         vertex, at = parts.vertex[part], parts.partial[part] * row
-        prefetch_field(inputs.source_field, sizes, sizes.sources, item, vertex)
-        prefetch_field(gradients.source_field, sizes, sizes.sources, item, vertex)
-        prefetch_features(gradients.features, sizes, sizes.sources, item, vertex)
+        prefetch_field(inputs.source_field, sizes, sizes.sources, place, vertex)
+        prefetch_field(gradients.source_field, sizes, sizes.sources, place, vertex)
+        prefetch_features(gradients.features, sizes, sizes.sources, place, vertex)
         if at < 0:
             source_sums(inputs, sizes, item, parts, part, graph, tables, scratch[2], vertex - vertex)
             finish_source_gradient(inputs, sizes, item, vertex, tables, scratch[2], gradients)

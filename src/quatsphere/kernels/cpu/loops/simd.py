@@ -25,7 +25,7 @@ FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(
 
 
 class Vector(types.Type):
-    """Eight or sixteen lanes of float32 or float64."""
+    """Lanes of float32 or float64: eight, sixteen, or more (`long_vectors`)."""
 
     def __init__(self, scalar: Any, lanes: int = LANES) -> None:
         self.scalar, self.lanes = scalar, lanes
@@ -133,7 +133,7 @@ def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
     return builder.load(builder.bitcast(address, vector_type(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
 
 
-def _llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
+def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
     """Numba signature and code of llvm.<name> with `count` vector arguments."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -235,7 +235,7 @@ def broadcast_wide(typingctx: Any, array: Any, index: Any) -> Any:
 @instruction
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c, rounded once."""
-    return _llvm_intrinsic("fma", a, 3)
+    return llvm_intrinsic("fma", a, 3)
 
 
 @instruction
@@ -251,13 +251,13 @@ def fma_scalar(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 @instruction
 def sqrt(typingctx: Any, a: Any) -> Any:
     """√a."""
-    return _llvm_intrinsic("sqrt", a, 1)
+    return llvm_intrinsic("sqrt", a, 1)
 
 
 @instruction
 def absolute(typingctx: Any, a: Any) -> Any:
     """|a|."""
-    return _llvm_intrinsic("fabs", a, 1)
+    return llvm_intrinsic("fabs", a, 1)
 
 
 @instruction
@@ -383,6 +383,7 @@ def mask_lanes(mask, index, count, vector):
 
 @inlined
 def prefetch_range(array, index, count):
-    """Prefetch the cache lines of array[index : index + count] (every second one in float64)."""
-    for offset in range(0, count, WIDE_LANES):
+    """Prefetch the cache lines of array[index : index + count], in pairs (every second one in float64)."""
+    for offset in range(0, count, 2 * WIDE_LANES):
         prefetch(array, index + offset)
+        prefetch(array, index + offset + WIDE_LANES)
