@@ -50,7 +50,7 @@ def fold(*parts: int | Tensor) -> Tensor:
         if isinstance(key, int) and isinstance(part, int):
             key = _finalise_integer((key + GOLDEN + part) % 2**64)
         else:
-            grown = _signed(key + GOLDEN) if isinstance(key, int) else key + GOLDEN
+            grown: Any = _signed(key + GOLDEN) if isinstance(key, int) else key + GOLDEN
             key = finalise(grown + (_signed(part) if isinstance(part, int) else part.long()))
     return torch.tensor(_signed(key)) if isinstance(key, int) else key
 
