@@ -198,7 +198,7 @@ def test_curves_and_tables_from_cells() -> None:
     assert accuracy.columns == ("row", "90,000 images", "270,000 images")
     mean = np.mean([correctness(c).mean() for c in cells if c["variant"] == "full" and c["images_seen"] == 90_000])
     assert accuracy.rows[0][1].startswith(f"{mean:.1f} (")
-    assert contrasts.rows[0][-1].startswith("holds at 90,000 and 270,000; ")
+    assert contrasts.rows[0][-1].startswith("holds, judged on 90,000 and 270,000 together; ")
     assert contrasts.rows[0][2].endswith(", 3, holds")
 
 

@@ -332,7 +332,7 @@ def _slope_and_trend(curve: Curve) -> tuple[str, str]:
     if len(curve.deciding) < 2:
         return slope, "undecided; needs two lengths with three seeds"
     last = curve.deciding[-1].estimate
-    lengths = " and ".join(f"{p.images:,}" for p in curve.deciding)
+    judged = f"{curve.trend}, judged on " + " and ".join(f"{p.images:,}" for p in curve.deciding) + " together"
     if curve.contrast.claim == "equivalent":
-        return slope, f"{curve.trend} at {lengths}; differs from 0: {'yes' if last.differs else 'no'}"
-    return slope, f"{curve.trend} at {lengths}; {last.value / curve.contrast.paper:.0%} of the paper's"
+        return slope, f"{judged}; differs from 0: {'yes' if last.differs else 'no'}"
+    return slope, f"{judged}; {last.value / curve.contrast.paper:.0%} of the paper's"
