@@ -274,14 +274,14 @@ def derive_for_all(
 ) -> Sequence[Derived | None]:
     """Derived tensors of all steps for an operator for whole steps; None for each where a step derives its own.
 
-    Inference on CPUs does so, from a cache.
+    On CPUs inference does so, from a cache, and autocast, which chooses the precision of every product.
     """
     first, source, _ = steps[0]
     fields = [[here.field] if here is there else [here.field, there.field] for _, here, there in steps]
     ours = all(isinstance(field.bound, LearnedBound) for pair in fields for field in pair)
     ours &= all(isinstance(step.ffn, HamiltonFFN) and isinstance(step.post, HamiltonLinear) for step, *_ in steps)
-    cached = tokens.is_cpu and (not torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if cached or transformed() or not ours:
+    alone = not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    if (tokens.is_cpu and alone) or transformed() or not ours:
         return [None] * len(steps)
     backend = select_backend(first.backend, tokens.device.type)
     if backend.supports_step(tokens, source.field.base) is not None:

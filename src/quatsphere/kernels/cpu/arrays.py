@@ -18,8 +18,11 @@ def array(tensor: Tensor) -> Any:
 
 
 def flat(tensor: Tensor) -> Any:
-    """The tensor as a flat numpy array, without a copy if it is contiguous."""
-    return array(tensor).reshape(-1)
+    """The tensor as a flat numpy array, without a copy if it is contiguous.
+
+    `reshape` alone would leave an expanded tensor, such as the gradient of a sum, with strides of zero.
+    """
+    return numpy.ascontiguousarray(array(tensor)).reshape(-1)
 
 
 def flat_mask(keep: Tensor | None, count: int) -> Any:

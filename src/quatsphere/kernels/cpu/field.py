@@ -177,7 +177,9 @@ def _packed_rows(source: Tensor, target: Tensor | None) -> int:
 def _from_lanes(tensor: Tensor, heads: int, packed: int) -> Tensor:
     """(blocks, ..., 8) -> (H, ...), summed over the packed rows."""
     by_head = tensor.movedim(-1, 1).flatten(0, 1)
-    return by_head[:heads] if packed == 1 else by_head[: heads * packed].unflatten(0, (packed, heads)).sum(0)
+    if packed == 1:
+        return by_head[:heads].contiguous()
+    return by_head[: heads * packed].unflatten(0, (packed, heads)).sum(0)
 
 
 def _checked(bounds: Tensor, target: Tensor | None) -> list[float]:
