@@ -51,7 +51,8 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
 def largest(tensors: list[Tensor]) -> Tensor:
     """Largest absolute value of all tensors, not finite if one is not; joined on CPUs, where each operation costs."""
     if tensors and all(tensor.is_cpu for tensor in tensors):
-        tensors = [torch.cat([tensor.reshape(-1) for tensor in tensors])]
+        low, high = torch.aminmax(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return torch.maximum(-low, high)
     return torch.nn.utils.get_total_norm(tensors, math.inf)
 
 
