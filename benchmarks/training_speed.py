@@ -3,9 +3,9 @@
     python benchmarks/training_speed.py --data ROOT                     # this installation
     python benchmarks/training_speed.py OLD/src NEW/src --data ROOT     # two checkouts, alternating
 
-Each run trains preset `lite` (with `--size study` at the study's width) on CIFAR-10 in a new process, including data and
-augmentation; the speed is that of the second epoch, when everything is compiled. A tree may be several folders joined by
-colons, as in PYTHONPATH, if an older commit needs packages that are no longer installed.
+Each run trains preset `lite` (with `--size study` at the study's width) on CIFAR-10 in a new process, with loading
+and augmentation; the speed is that of the second epoch, when everything is compiled. If an older commit needs packages
+that are no longer installed, name their folder after a colon, as in PYTHONPATH.
 """
 
 from __future__ import annotations
