@@ -3,7 +3,9 @@
     python benchmarks/removal.py                  # about ten minutes on an idle core
 
 Each trick is taken out of a copy of the package by a replacement in its source. The copy and the package as it is run
-in two processes that take turns, step by step; the time is that of the processor, of one thread.
+in two processes that take turns, step by step; the time of one thread is
+that of the processor. The last column is
+the median of the ratios of neighbouring steps, with their quartiles: a slow change of the machine's speed cancels.
 """
 
 from __future__ import annotations
@@ -51,14 +53,15 @@ from quatsphere import runtime
 runtime.disable_malloc_trimming()
 import torch
 from quatsphere.bench.step import MODEL_SIZES, TrainingStep
-torch.set_num_threads(1)
-size, batch = sys.argv[1], int(sys.argv[2])
+size, batch, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(threads)
+now = time.process_time if threads == 1 else time.perf_counter
 step = TrainingStep("qsv", batch, **MODEL_SIZES[size].get("qsv", {}))
 step(), step()
 for _ in sys.stdin:
-    start = time.process_time()
+    start = now()
     step()
-    print(1000 * (time.process_time() - start), flush=True)
+    print(1000 * (now() - start), flush=True)
 """
 Timer = Callable[[], float]
 
@@ -77,10 +80,15 @@ def remove(trick: str, folder: Path) -> Path:
     return folder
 
 
-def start(folder: Path, size: str, batch: int) -> Timer:
+def start(folder: Path, size: str, batch: int, threads: int) -> Timer:
     """Start a process that takes a step and returns its milliseconds at every call."""
-    command = [sys.executable, "-c", WORKER, size, str(batch)]
-    environment = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    command = [sys.executable, "-c", WORKER, size, str(batch), str(threads)]
+    environment = {
+        "PYTHONPATH": str(folder),
+        "OMP_NUM_THREADS": str(threads),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+    }
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -98,26 +106,31 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=64, help="images per step at the paper's size")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=list(TRICKS), default=list(TRICKS), metavar="TRICK")
     options = parser.parse_args()
-    print("| without | model, batch | ms with, best (median) | without | time without / with, best | medians |")
+    print(
+        "| without | model, batch | ms with, best (median) | without | time without / with, best | paired (quartiles) |"
+    )
     print("|---|---|---|---|---|---|")
-    sizes = {"paper": 8, "study": 32}
+    sizes = {"paper": (options.batch, options.rounds), "study": (32, 8 * options.rounds)}
     with tempfile.TemporaryDirectory() as folder:
         whole = remove("", Path(folder) / "whole")
-        kept = {size: start(whole, size, batch) for size, batch in sizes.items()}
+        kept = {size: start(whole, size, batch, options.threads) for size, (batch, _) in sizes.items()}
         for number, trick in enumerate(options.only):
             without = remove(trick, Path(folder) / str(number))
-            for size, batch in sizes.items():
-                timers = kept[size], start(without, size, batch)
-                times = list(zip(*([timer() for timer in timers] for _ in range(options.rounds + 1)), strict=True))
+            for size, (batch, rounds) in sizes.items():
+                timers = kept[size], start(without, size, batch, options.threads)
+                times = list(zip(*([timer() for timer in timers] for _ in range(rounds + 1)), strict=True))
                 print_row(trick, f"{size}, {batch}", *(column[1:] for column in times))
 
 
 def print_row(trick: str, model: str, kept: tuple[float, ...], removed: tuple[float, ...]) -> None:
-    """Print best and median times and their ratios."""
+    """Print best and median times, the ratio of the best ones and the median of the paired ratios."""
     cells = [f"{min(x):.1f} ({statistics.median(x):.1f})" for x in (kept, removed)]
-    ratios = [f"{pick(removed) / pick(kept):.2f}" for pick in (min, statistics.median)]
+    low, middle, high = statistics.quantiles((b / a for a, b in zip(kept, removed, strict=True)), n=4)
+    ratios = [f"{min(removed) / min(kept):.3f}", f"{middle:.3f} ({low:.3f}-{high:.3f})"]
     print("| " + " | ".join([trick, model, *cells, *ratios]) + " |", flush=True)
 
 

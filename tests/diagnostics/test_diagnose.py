@@ -18,9 +18,8 @@ from quatsphere.diagnostics.traced_model import transport_effects, transport_off
 from quatsphere.errors import ConfigError
 from quatsphere.models import QSV, Model, create_model
 from quatsphere.models.lattice import model_steps
-from quatsphere.models.scoring import Evaluation
+from quatsphere.models.scoring import Evaluation, measure_routing
 from quatsphere.train.evaluation import evaluate
-from quatsphere.train.trainer import measure_routing
 
 SMALL: dict[str, Any] = {"image_size": 8, "in_channels": 1, "base_vertices": 16, "shells": 2}
 SMALL_QSV: dict[str, Any] = {**SMALL, "dim": 16, "heads": 2, "neighbours": 4, "rounds": 1, "backend": "factored"}

@@ -17,8 +17,8 @@ from quatsphere.diagnostics.cost_breakdown import FUSED_NOTE, runs_fused, time_p
 from quatsphere.diagnostics.measures import pixel_gradients
 from quatsphere.diagnostics.traced_model import patched_attribute, transport_off, unfused_steps
 from quatsphere.models.lattice import model_steps
+from quatsphere.models.scoring import measure_routing
 from quatsphere.nn.shell_step import ShellStep
-from quatsphere.train.trainer import measure_routing
 
 EVERY = torch.ones(4, dtype=torch.bool)
 CASES = {

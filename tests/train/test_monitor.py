@@ -11,6 +11,7 @@ from helpers.tiny_runs import tiny_config
 from quatsphere.data import Dataset, Split
 from quatsphere.geometry.quaternion import exp, multiply, random_unit
 from quatsphere.models import build_model, create_model
+from quatsphere.models.scoring import measure_routing
 from quatsphere.nn.trace import field_motion, routing_entropy, routing_peak
 from quatsphere.storage.run_folder import RunFolder
 from quatsphere.train import Reporter
@@ -18,7 +19,7 @@ from quatsphere.train.checkpointing import RunContext
 from quatsphere.train.distributed import Team
 from quatsphere.train.resources import StopSwitch
 from quatsphere.train.run import fit_to_data, load_data
-from quatsphere.train.trainer import MONITORED_IMAGES, Trainer, measure_routing
+from quatsphere.train.trainer import MONITORED_IMAGES, Trainer
 
 
 @pytest.mark.parametrize("k", [2, 5, 16])

@@ -1,8 +1,8 @@
-"""Logits of image batches, and their measures against labels: accuracy, confusion, likelihood, calibration."""
+"""Logits of image batches and their measures against labels: accuracy, confusion, likelihood, calibration; routing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from quatsphere.nn.field import LearnedBound
+from quatsphere.nn.routing import Routing
+from quatsphere.nn.trace import Trace, routing_entropy, routing_peak
 
 
 @torch.no_grad()
@@ -90,3 +94,36 @@ class Evaluation:
             "per_class": self.per_class,
             "confusion": self.confusion.tolist(),
         }
+
+
+@torch.no_grad()
+def measure_routing(model: nn.Module, images: Tensor, batch_size: int = 32) -> dict[str, list[Any]]:
+    """Routing entropy, peak and beta per step, beta per head, bound per shell; empty lists for models without them.
+
+    Images are traced in small batches: one trace of all would need more memory than a training step.
+    """
+    was_training = model.training
+    model.eval()
+    batches = images.split(batch_size)
+    measured = [_trace_measures(model(batch, return_trace=True)[1]) for batch in batches]
+    model.train(was_training)
+    shares = [len(batch) / len(images) for batch in batches]
+    means = {name: _weighted_mean([row[name] for row in measured], shares) for name in measured[0]}
+    return {
+        **means,
+        "beta_heads": [m.beta.tolist() for m in model.modules() if isinstance(m, Routing)],
+        "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)],
+    }
+
+
+def _trace_measures(trace: Trace) -> dict[str, list[float]]:
+    weights = trace.get("weights", [])
+    return {
+        "routing_entropy": [routing_entropy(w) for w in weights],
+        "routing_peak": [routing_peak(w) for w in weights],
+        "beta": [float(beta.mean()) for beta in trace.get("beta", [])],
+    }
+
+
+def _weighted_mean(rows: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+    return [sum(s * value for s, value in zip(shares, column, strict=True)) for column in zip(*rows, strict=True)]

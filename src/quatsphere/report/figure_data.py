@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from quatsphere.diagnostics.paper_model import kernel_parameters, paper_qsv
 from quatsphere.errors import ConfigError
 from quatsphere.geometry.sphere import shell_sizes
 from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_json_object
 from quatsphere.study.claims.evidence import CELL_METRICS, collect
 from quatsphere.study.claims.rules import difference
-from quatsphere.study.claims.static import kernel_parameters, paper_qsv
 from quatsphere.study.curve import curves
 from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.results import CellRecord, at_one_length, read_records

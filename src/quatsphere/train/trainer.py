@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quatsphere.config import RunConfig
 from quatsphere.config.resolve import config_to_dict
@@ -16,10 +15,8 @@ from quatsphere.data import Dataset
 from quatsphere.data.augment import normalize
 from quatsphere.errors import NumericsError
 from quatsphere.models import Model
-from quatsphere.models.scoring import Evaluation
-from quatsphere.nn.field import LearnedBound
-from quatsphere.nn.routing import Routing
-from quatsphere.nn.trace import Trace, field_motion, routing_entropy, routing_peak
+from quatsphere.models.scoring import Evaluation, measure_routing
+from quatsphere.nn.trace import field_motion
 from quatsphere.runtime import working_time
 from quatsphere.storage.atomic import write_json
 from quatsphere.storage.checkpoint import Checkpoint, load_best
@@ -237,36 +234,3 @@ class Trainer:
             f"{broken} (epoch {epoch + 1}, step {self.progress.step}, images {samples[:4]}...; "
             "details in crash/); the last checkpoint is intact: lower the learning rate or use fp32"
         ) from broken
-
-
-@torch.no_grad()
-def measure_routing(model: nn.Module, images: Tensor, batch_size: int = 32) -> dict[str, list[Any]]:
-    """Routing entropy, peak and beta per step, beta per head, bound per shell; empty lists for models without them.
-
-    Images are traced in small batches: one trace of all would need more memory than a training step.
-    """
-    was_training = model.training
-    model.eval()
-    batches = images.split(batch_size)
-    measured = [_trace_measures(model(batch, return_trace=True)[1]) for batch in batches]
-    model.train(was_training)
-    shares = [len(batch) / len(images) for batch in batches]
-    means = {name: _weighted_mean([row[name] for row in measured], shares) for name in measured[0]}
-    return {
-        **means,
-        "beta_heads": [m.beta.tolist() for m in model.modules() if isinstance(m, Routing)],
-        "bound": [float(m.value) for m in model.modules() if isinstance(m, LearnedBound)],
-    }
-
-
-def _trace_measures(trace: Trace) -> dict[str, list[float]]:
-    weights = trace.get("weights", [])
-    return {
-        "routing_entropy": [routing_entropy(w) for w in weights],
-        "routing_peak": [routing_peak(w) for w in weights],
-        "beta": [float(beta.mean()) for beta in trace.get("beta", [])],
-    }
-
-
-def _weighted_mean(rows: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
-    return [sum(s * value for s, value in zip(shares, column, strict=True)) for column in zip(*rows, strict=True)]
