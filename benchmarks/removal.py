@@ -3,9 +3,8 @@
     python benchmarks/removal.py                  # about ten minutes on an idle core
 
 Each trick is taken out of a copy of the package by a replacement in its source. The copy and the package as it is run
-in two processes that take turns, step by step; the time of one thread is
-that of the processor. The last column is
-the median of the ratios of neighbouring steps, with their quartiles: a slow change of the machine's speed cancels.
+in two processes that take turns, step by step. With one thread its processor time counts. The last column is the median
+of the ratios of neighbouring steps, with their quartiles: a slow change of the machine's speed cancels.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(TRICKS), default=list(TRICKS), metavar="TRICK")
     options = parser.parse_args()
     print(
-        "| without | model, batch | ms with, best (median) | without | time without / with, best | paired (quartiles) |"
+        "| without | model, batch | ms with, best (median) | ms without | without / with, best | paired (quartiles) |"
     )
     print("|---|---|---|---|---|---|")
     sizes = {"paper": (options.batch, options.rounds), "study": (32, 8 * options.rounds)}
