@@ -314,7 +314,7 @@ def folder_lock(path: Path, name: str, note: Callable[[str], None]) -> Iterator[
         except OSError as error:
             raise CheckpointError(f"cannot lock ({path}: {error.strerror}); use a local disk") from error
         if not locked:
-            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait for its end or use another name"
+            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait until it ends or use another name"
             raise CheckpointError(message)
         if os.fstat(descriptor).st_size:
             note(f"took over a stale lock of run '{name}': {_read_holder(descriptor)} is gone")
