@@ -129,7 +129,7 @@ class NeighbourBlocks(nn.Module):
         self.register_buffer("chosen", chosen, persistent=False)
 
     def of_targets(self, x: Tensor) -> Tensor:
-        """(B, H, T, n) -> (B, H, C, N, n); without an axis of blocks if there is one only."""
+        """(B, H, T, n) -> (B, H, C, N, n); with a single block there is no axis of blocks."""
         return x if self.blocks == 1 else x.index_select(2, self.order).unflatten(2, (self.blocks, -1))
 
     def of_sources(self, x: Tensor) -> Tensor:
