@@ -125,7 +125,7 @@ class RunFolder:
             ) from error
         if not sealed and not self._noted_unsealed:
             self._noted_unsealed = True
-            self.note(f"the result has no checksum, it was written by an older version ({self.result})")
+            self.note(f"the result has no checksum, because an older version wrote it ({self.result})")
         result.pop("format", None)
         return result
 
@@ -200,7 +200,7 @@ class RunFolder:
             if not self._noted_full:
                 self._noted_full = True
                 self.note(
-                    f"no space for metrics ({self.metrics}); training continues, lines are lost until some is free"
+                    f"no space for metrics ({self.metrics}); training continues, but lines are lost meanwhile"
                 )
 
     def metrics_offset(self) -> int:
