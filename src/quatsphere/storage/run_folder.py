@@ -199,9 +199,7 @@ class RunFolder:
             self._lines_lost += 1
             if not self._noted_full:
                 self._noted_full = True
-                self.note(
-                    f"no space for metrics ({self.metrics}); training continues, but lines are lost meanwhile"
-                )
+                self.note(f"no space for metrics ({self.metrics}); training continues, but lines are lost meanwhile")
 
     def metrics_offset(self) -> int:
         """Bytes of metrics on the disk; a checkpoint stores the number and a resume truncates to it."""
