@@ -1,11 +1,11 @@
-"""What each remaining trick of the CPU kernels brings, measured by removing it: one Markdown line per trick and model.
+"""Effect of each optimisation of the CPU kernels, measured by removing it: one Markdown line per optimisation and model.
 
     python benchmarks/removal.py                  # about ten minutes on an idle core
 
-Each trick is taken out of a copy of the package by a replacement in its source. The copy and the package as it is run
-in two processes that take turns, step by step; the time of one thread is
-that of the processor. The last column is
-the median of the ratios of neighbouring steps, with their quartiles: a slow change of the machine's speed cancels.
+Each optimisation is removed from a copy of the package by a replacement in its source. The copy and the unchanged
+package run in two processes that take turns, step by step; with one thread, times are processor time. The last column
+is the median of the ratios of neighbouring steps, with their quartiles, so that slow changes of the machine's speed
+cancel.
 """
 
 from __future__ import annotations
