@@ -1,4 +1,4 @@
-"""Effect of each optimisation of the CPU kernels, measured by removing it: one Markdown line per optimisation and model.
+"""Effect of each optimisation of the CPU kernels, measured by removing it: one Markdown line per removal and model.
 
     python benchmarks/removal.py                  # about ten minutes on an idle core
 
