@@ -1,8 +1,8 @@
 """Speed of the attention kernel over a real graph against a regular graph with as many edges, interleaved.
 
-The graph: modules of the installed Python packages and which of them import which, read from their source. Its degrees
-are very uneven: most modules import a few others, and some are imported by hundreds. A module attends to those it
-imports and to itself; `--reverse` lets it attend to those that import it.
+The nodes of the graph are the modules of the installed Python packages, its edges their imports, read from the source.
+Its degrees are very uneven: most modules import a few others, and some are imported by hundreds. Targets receive from
+the modules they import and from themselves; with `--reverse` from the modules that import them.
 
     python benchmarks/ragged_graphs.py                      # forward and backward, best of 15 rounds
     python benchmarks/ragged_graphs.py --reverse --batch 4

@@ -1,8 +1,8 @@
 """Draw holonomy.svg: a vector carried around triangles of the sphere by the attention kernel.
 
 Every step is one application of `quaternion_attention` to a vertex with one neighbour. The learned connection
-q_i* q_j is flat: with any quaternions the vector returns as it was. With the parallel transport of the sphere as
-rotations of edges it returns turned by the area of the triangle.
+q_i* q_j is flat: with any quaternions the vector returns unchanged. With the parallel transport of the sphere as
+rotations of edges it returns rotated by the area of the triangle.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _MODULES = {
     "train.load": ("TrainedModel", "load"),
 }
 _HOME = {name: f"quatsphere.{module}" for module, names in _MODULES.items() for name in names}
-"""Public name -> module that has it."""
+"""Public name -> module that defines it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.65) -> str:
 
 
 class QuatsphereError(Exception):
-    """Base of all errors with a one-line message that says what, where and what to do; itself a bug of quatsphere."""
+    """Base of all errors, each one line: what is wrong, where, what to do. Raised itself, it is a bug of quatsphere."""
 
     exit_code = 1
 

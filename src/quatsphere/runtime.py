@@ -1,4 +1,4 @@
-"""State of this process: standard streams, memory allocator, its end, the time spent compiling kernels, plugins."""
+"""Process-wide state: standard streams, memory allocator, exit, time spent compiling kernels, plugins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def print_stderr(text: str) -> None:
 
 
 def discard_stderr() -> None:
-    """Connect stderr to the null device, so that what is left in its buffer cannot fail again."""
+    """Connect stderr to the null device, so that flushing its buffer cannot fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -71,14 +71,14 @@ class Compilation:
         self._begun = self._finished = 0.0
 
     def begin(self) -> None:
-        """Start of a compilation."""
+        """Note the start of a compilation."""
         self._depth += 1
         if self._depth == 1:
             self._begun = time.monotonic()
             self.watch(True)
 
     def end(self) -> None:
-        """End of a compilation."""
+        """Note the end of a compilation."""
         self._depth -= 1
         if self._depth == 0:
             self._finished += time.monotonic() - self._begun

@@ -218,7 +218,7 @@ def test_bombs_are_stopped_early(
     root = write(tmp_path / "data", {"cifar-10-binary.tar.gz": tar.getvalue(), "bomb.zip": zip_bomb(2_000_000)})
     for name, file, message in (
         ("cifar10", "cifar-10-binary.tar.gz", "unpacks to more than is allowed; fetch the official archive"),
-        ("folder", "bomb.zip", r"bad image a/bomb.png \(.* has 2000000 bytes, the cap is 1048576"),
+        ("folder", "bomb.zip", r"bad image a/bomb.png \(.* has 2000000 bytes, more than the limit of 1048576"),
     ):
         fails(3, message, "train", *tiny, f"--data.name={name}", f"--data.root={root / file}", "--run-dir=run")
     assert not (tmp_path / "run").exists()

@@ -220,7 +220,7 @@ def test_a_second_process_is_refused(tiny_run: Path, tmp_path: Path, fails: Fail
     run = unfinished(tiny_run, tmp_path)
     with RunFolder(run).lock():
         message = (
-            rf"run 'run' is locked by pid {os.getpid()} on host \S+ since \S+; wait for its end or use another name"
+            rf"run 'run' is locked by pid {os.getpid()} on host \S+ since \S+; wait until it ends or use another name"
         )
         fails(4, message, "train", "--run-dir", "run", "--resume")
 

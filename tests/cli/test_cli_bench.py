@@ -60,7 +60,7 @@ def test_scaling_is_drawn(command: Command) -> None:
 def test_invalid_options_are_one_line_errors(fails: Callable[..., str]) -> None:
     fails(2, "invalid choice: 'speed'", "bench", "speed")
     fails(2, "--rounds must be a whole number >= 1: got '0'", "bench", "kernel", "--rounds", "0")
-    fails(2, "no saved figures in nowhere.json", "bench", "kernel", "--compare", "nowhere.json")
+    fails(2, "no saved measurements in nowhere.json", "bench", "kernel", "--compare", "nowhere.json")
     fails(2, "no folder 'far' for far/a.json", "bench", "--json", "far/a.json")
     fails(2, "160 vertices or more.*got 50", "bench", "scaling", "--vertices", "1280", "50")
     fails(2, r"dim must equal 4 \* heads", "bench", "scaling", "--dim", "100")

@@ -96,4 +96,4 @@ def test_a_run_without_the_field_was_cropped(
 
 def test_the_help_of_wrap_names_the_crop(command: Command) -> None:
     text = re.sub(r"\s+", " ", command("train", "--help").out)
-    assert "for panoramas read with --data.fit squash, as a crop cuts off the edges that meet" in text
+    assert "read these with --data.fit squash, because a crop would cut off the edges that meet" in text

@@ -112,7 +112,7 @@ def test_status(command: Command, folder: str) -> None:
         (("study",), 2, "ACTION"),
         (("study", "run", "small", "--results", "x"), 2, "unknown plan 'small'; choose one of paper, lite"),
         (("study", "run", "smoke"), 2, "--results"),
-        (("study", "run", "smoke", "--results", "x", "--only", "ful"), 2, "no cell fits --only ful"),
+        (("study", "run", "smoke", "--results", "x", "--only", "ful"), 2, "no cell matches --only ful"),
         (("study", "run", "smoke", "--results", "x", "--set", "train.epochs"), 2, "--set takes GROUP.FIELD=VALUE"),
         (("study", "run", "smoke", "--results", "x", "--set", "train.epoch=2"), 2, "unknown setting 'train.epoch'"),
         (("study", "run", "smoke", "--results", "x", "--jobs", "0"), 2, "must be a whole number >= 1"),

@@ -107,7 +107,7 @@ def test_images_from_files(tiny_run: Path, tmp_path: Path, command: Command, noi
     (tmp_path / "b.png").write_bytes(noise(2))
     ended = command("view", str(tiny_run), "--image", name, "b.png", "b.png", "-o", "v.html")
     assert ended.code == 0, ended.err
-    assert "2 images stand side by side; the other 1 left out" in ended.err
+    assert "2 images are shown; the other 1 left out" in ended.err
     meta = read_trace(tmp_path / "v.safetensors").meta
     assert [(image["name"], image["truth"]) for image in meta["images"]] == [(name, None), ("b.png", None)]
     assert "<img src=x" not in (tmp_path / "v.html").read_text()

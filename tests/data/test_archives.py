@@ -121,7 +121,7 @@ def test_zip_gives_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert archive.names == ["a/", "a/1", "a/2"]
     assert archive.read("a/2") == b"two"
     monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2)
-    with pytest.raises(DataError, match="a/2 has 3 bytes, the cap is 2"):
+    with pytest.raises(DataError, match="a/2 has 3 bytes, more than the limit of 2"):
         archive.read("a/2")
 
 

@@ -68,13 +68,13 @@ def test_one_pool_without_test_files(tmp_path: Path) -> None:
         (
             "train-images-idx3-ubyte",
             encode_idx(IMAGES[:40]) + b"x",
-            "holds more than the 31360 values its header promises",
+            "holds more than the 31360 values that its header states",
         ),
         ("train-images-idx3-ubyte", encode_idx(IMAGES[:40])[:10], "header is incomplete"),
         ("train-images-idx3-ubyte", b"", "header is incomplete"),
         ("train-images-idx3-ubyte", encode_idx(LABELS), "not an IDX file of bytes with 3 dimensions"),
         ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + bytes(12), "not an IDX file of bytes"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "header promises .* the cap is"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "header states .* more than the limit of"),
         ("train-images-idx3-ubyte", gzip.compress(encode_idx(IMAGES))[:-100], "is damaged"),
         ("train-labels-idx1-ubyte", encode_idx(LABELS[:39]), "40 rows but 39 labels, first mismatch at index 39"),
         (
@@ -118,6 +118,6 @@ def test_gzip_bomb_stops_one_byte_after_the_size_in_the_header(tmp_path: Path, m
         return data
 
     monkeypatch.setattr(gzip.GzipFile, "read", counting)
-    with pytest.raises(DataError, match="holds more than the 1568 values its header promises"):
+    with pytest.raises(DataError, match="holds more than the 1568 values that its header states"):
         read_idx(bomb, 3)
     assert sum(unpacked) == 16 + 1568 + 1

@@ -155,7 +155,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("kind", HANGS)
-def test_small_files_cannot_ask_for_much_time_or_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_cannot_take_much_time_or_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickled_batch, "MAX_OPCODES", 50_000)  # type checks make every instruction slow here
     started = time.process_time()
     with pytest.raises((DataError, ValueError), match=r"^(refused: file|not a CIFAR batch)"):

@@ -78,7 +78,7 @@ def test_a_search_finds_what_sorting_all_distances_finds(
     search: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ties at the border of the candidates and tiles of any size included."""
-    monkeypatch.setattr(nb, "TILE", 5000)
+    monkeypatch.setattr(nb, "DISTANCES_PER_TILE", 5000)
     targets, sources, k = LARGE[layout]
     targets, sources = targets.to(dtype), sources.to(dtype)
     square = ((targets[:, None] - sources[None]) ** 2).unbind(-1)
@@ -94,14 +94,14 @@ def test_sorted_tiles_of_an_accelerator_find_the_same(
     """Running k nearest over tiles of sources, ties across the borders of tiles included."""
     targets, sources, k = LARGE[layout]
     expected = nb.nearest_neighbours(targets, sources, k)
-    for name, value in zip(("TILE", "SORTED"), tile, strict=True):
+    for name, value in zip(("DISTANCES_PER_TILE", "SOURCES_PER_SORT"), tile, strict=True):
         monkeypatch.setattr(nb, name, value)
     assert torch.equal(nb._nearest_by_sorting(targets.double(), sources.double(), k), expected)
 
 
 def test_sorted_tiles_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No array has more than TILE distances (and k per target), whatever the number of vertices."""
-    monkeypatch.setattr(nb, "TILE", 2**19)
+    """No array has more than DISTANCES_PER_TILE distances (and k per target), whatever the number of vertices."""
+    monkeypatch.setattr(nb, "DISTANCES_PER_TILE", 2**19)
     sizes: list[int] = []
     squares = nb._squares_at_once
 

@@ -26,7 +26,7 @@ class Launch(NamedTuple):
 
 
 def record_launches(patch: pytest.MonkeyPatch) -> list[Launch]:
-    """The list that launches go to from now on, instead of a device."""
+    """Append launches to the returned list from now on, instead of running them on a device."""
     import triton
 
     launches: list[Launch] = []

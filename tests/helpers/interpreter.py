@@ -6,9 +6,10 @@ from typing import Any
 
 
 def prepare_once_per_launch() -> None:
-    """Skip what repeats: the interpreter looks through hundreds of names for each call of a function in a kernel.
+    """Replace the names of `triton.language` once per launch, not for every call of a function in a kernel.
 
-    Replacing a name again by the same function changes nothing, so kernels do exactly the same in half the time.
+    The interpreter searches hundreds of names for each replacement. Repeating one changes nothing, so kernels compute
+    exactly the same in half the time.
     """
     from triton.language import core
     from triton.runtime import interpreter

@@ -14,6 +14,6 @@ if gpu_attention.available() and gpu_attention.INTERPRETED:
 
 @pytest.fixture(autouse=True)
 def use_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an output of a single element justify a thread."""
+    """Set the work per thread to one output element, so that small problems use all threads."""
     if cpu.available():
         monkeypatch.setattr("quatsphere.kernels.cpu.loops.threads.MIN_WORK_PER_THREAD", 1)

@@ -65,9 +65,9 @@ def test_bad_arguments_state_the_rule() -> None:
         QuaternionAttention(20, 3)
     with pytest.raises(ConfigError, match="'geometric' needs positions"):
         QuaternionAttention(24, 3, routing="geometric")
-    with pytest.raises(ConfigError, match="give source_field, or build it with vertices=V"):
+    with pytest.raises(ConfigError, match="pass source_field, or build it with vertices=V"):
         layer()(X, GRAPH)
-    with pytest.raises(ConfigError, match="owns quaternions of 7 nodes: got 9"):
+    with pytest.raises(ConfigError, match="has quaternions of 7 nodes: got 9"):
         layer(vertices=7)(X, GRAPH)
     with pytest.raises(ConfigError, match="routing 'mine' is not registered; import its module"):
         QuaternionAttention(24, 3, routing="mine")

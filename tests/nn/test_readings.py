@@ -183,7 +183,7 @@ def test_uniform_attention_keeps_the_parameters() -> None:
     assert {n: p.shape for n, p in one.named_parameters()} == {n: p.shape for n, p in other.named_parameters()}
 
 
-def test_readings_that_change_no_parameter_keep_their_names() -> None:
+def test_readings_without_parameters_keep_names_and_shapes() -> None:
     full = {name: p.shape for name, p in create_model("qsv", **SMALL).named_parameters()}
     for changes in ({"inner_skip": "residual"}, {"pooling": "quaternion_per_head"}, {"self_neighbour": False}):
         assert {name: p.shape for name, p in create_model("qsv", **SMALL, **changes).named_parameters()} == full

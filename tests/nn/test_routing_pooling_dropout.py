@@ -26,7 +26,7 @@ def test_beta_probes() -> None:
 
 
 @pytest.mark.parametrize("name", list(ROUTINGS))
-def test_every_routing_owns_beta(name: str) -> None:
+def test_every_routing_has_beta(name: str) -> None:
     assert [n for n, _ in ROUTINGS[name](3).named_parameters()] == ["beta_logit"]
 
 

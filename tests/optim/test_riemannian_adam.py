@@ -20,7 +20,7 @@ def units(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
 
 
 def loss(q: Tensor, seed: int = 1) -> Tensor:
-    """Some smooth function of quaternions without symmetry."""
+    """A smooth function of quaternions without symmetry."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(*q.shape, generator=generator, dtype=torch.float64).to(q.dtype)
     return (weights * q).sum() + (q[..., 0] * q[..., 1] * q[..., 2]).sum().sin()

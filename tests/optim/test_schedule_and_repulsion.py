@@ -109,7 +109,7 @@ def test_groups_of_the_appendix() -> None:
     assert decays == {"positions": 0.0, "bounds": 0.05, "betas": 0.05, "gates": 0.05, "weights": 0.05}
 
 
-def test_arms_of_the_optimisation_section() -> None:
+def test_optimisers_of_the_papers_comparison() -> None:
     _, annealed = make(quaternion_schedule="annealed")
     assert annealed.set_rates(0, 1000)["quaternions"] == pytest.approx(2.5e-4)
     _, flat = make(schedule="constant")

@@ -91,7 +91,7 @@ def test_older_results_are_read_with_a_note(run: Path) -> None:
     result = folder.read_result()
     assert result is not None
     assert folder.read_result() == result
-    assert notes == [f"the result has no checksum, it was written by an older version ({run / 'result.json'})"]
+    assert notes == [f"the result has no checksum, because an older version wrote it ({run / 'result.json'})"]
 
 
 def test_diagnostics_of_another_type_are_refused(run: Path) -> None:

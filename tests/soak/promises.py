@@ -95,7 +95,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise with the number of attempts that it is worth."""
+    """A promise and its number of attempts."""
 
     name: str
     text: str

@@ -51,7 +51,7 @@ def test_lock_of_a_live_process_is_refused_and_of_a_dead_one_taken_over(tmp_path
         since = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[-+]\d\d:\d\d"
         holder = rf"pid {pid} on host {re.escape(os.uname().nodename)} since {since}"
         with pytest.raises(
-            CheckpointError, match=rf"^run 'x' is locked by {holder}; wait for its end or use another name$"
+            CheckpointError, match=rf"^run 'x' is locked by {holder}; wait until it ends or use another name$"
         ):
             lock_once(path)
     (note,) = lock_once(path)

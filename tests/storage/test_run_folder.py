@@ -234,7 +234,7 @@ def test_other_metrics_errors_are_one_line(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_metrics_that_are_no_file_are_refused(run: RunFolder, kind: str) -> None:
+def test_metrics_that_are_not_a_file_are_refused(run: RunFolder, kind: str) -> None:
     run.path.mkdir(exist_ok=True)
     if kind == "pipe":
         os.mkfifo(run.metrics)

@@ -230,6 +230,6 @@ def test_text_without_a_seal_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, object()])
-def test_values_without_json_cannot_be_sealed(value: object) -> None:
+def test_values_that_json_lacks_cannot_be_sealed(value: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         seal({"meta": {"x": value}})

@@ -163,7 +163,7 @@ def test_cifar100_part_decides_comparisons_but_no_accuracy() -> None:
     assert verdict("accuracy.full.cifar100", records)["why"] == "needs the paper's size"
 
 
-def test_digits_decide_nothing_about_the_papers_data() -> None:
+def test_digits_decide_no_claim() -> None:
     rows = {"full": (50, 50.1, 50.2), "transport_identity": (40, 40.1, 40.2), "both_off": (30, 30.1, 30.2)}
     records = make_records(rows, dataset="digits", scale="smoke")
     records += [make_record("bound_none", seed, 0, dataset="digits", scale="smoke") | DIVERGED for seed in (42, 1, 2)]

@@ -129,7 +129,7 @@ def test_only_and_seeds_select_cells() -> None:
         "cifar100-part.full.s7",
         "cifar100-part.transport_identity.s7",
     ]
-    with pytest.raises(ConfigError, match="no cell fits --only nothing"):
+    with pytest.raises(ConfigError, match="no cell matches --only nothing"):
         plan_cells(PLANS["lite"], only=["nothing"])
 
 

@@ -211,7 +211,7 @@ def test_full_model_learns(unchecked: None, tmp_path: Path) -> None:
     assert train_cell(make_request(first, Results(tmp_path)))["test_accuracy"] > 0.6
 
 
-def test_tables_of_digits_quote_no_paper(study: Study) -> None:
+def test_tables_of_digits_have_no_values_of_the_paper(study: Study) -> None:
     tables = {t["name"]: t for t in json.loads(call("table", "--results", str(study.results.path), "--json"))}
     assert tables["ablation"]["head"] == ["Variant", "digits", "change"]
     assert tables["context"]["head"] == ["Model", "parameters", "digits", "change"]
@@ -220,7 +220,7 @@ def test_tables_of_digits_quote_no_paper(study: Study) -> None:
     assert "CIFAR" not in json.dumps(tables)
 
 
-def test_report_of_digits_judges_nothing(study: Study, tmp_path: Path) -> None:
+def test_report_of_digits_has_no_verdicts(study: Study, tmp_path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["report", str(study.results.path), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()

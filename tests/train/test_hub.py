@@ -92,7 +92,7 @@ def test_a_local_folder_needs_no_hub(exchange: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_as_packed_is_refused(exchange: dict[str, Any], name: str) -> None:
+def test_missing_and_altered_models_are_refused(exchange: dict[str, Any], name: str) -> None:
     code, message = exchange["errors"][list(REFUSED).index(name)]
     assert code == REFUSED[name][0]
     assert REFUSED[name][1] in message

@@ -138,7 +138,7 @@ def test_a_recorded_result_of_other_types_is_refused(copy: Path, field: str, val
 
 
 @pytest.mark.parametrize(("field", "value"), [("dim", 1 << 40), ("base_vertices", 1 << 40), ("shells", 1 << 40)])
-def test_settings_of_a_run_cannot_ask_for_more_than_its_weights(
+def test_settings_cannot_require_more_memory_than_the_weights(
     run: Path, tmp_path: Path, field: str, value: int
 ) -> None:
     shutil.copytree(run, tmp_path / "run")

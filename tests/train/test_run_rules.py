@@ -205,6 +205,6 @@ def test_changed_environment_is_noted_in_one_line() -> None:
     older = Checkpoint(1, {}, {}, {"circumstances": {**numeric_environment(1), "torch": "1.0"}})
     note_environment_change(older, 1, messages.append)
     assert messages == [
-        "bit-identity is not promised, the checkpoint was written elsewhere (processes 1 -> 2)",
-        f"bit-identity is not promised, the checkpoint was written elsewhere (torch 1.0 -> {torch.__version__})",
+        "last bits may differ: the checkpoint is from another environment (processes 1 -> 2)",
+        f"last bits may differ: the checkpoint is from another environment (torch 1.0 -> {torch.__version__})",
     ]

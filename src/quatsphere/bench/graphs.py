@@ -92,7 +92,7 @@ class MaskedAttention(nn.Module):
 
 
 def graph_pass(variant: str, batch: int, nodes: int, degree: int, skewed: bool = False) -> Pass:
-    """Return the forward and backward pass of a layer; a tiny pass has loaded its code, which is not measured."""
+    """Return the forward and backward pass of a layer, after a tiny pass that loads its code."""
     if nodes > WARM_UP_NODES:
         graph_pass(variant, batch, WARM_UP_NODES, 2, skewed)()
     edges = edge_index(nodes, degree, skewed)

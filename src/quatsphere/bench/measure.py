@@ -116,7 +116,7 @@ def run_isolated(request: Row) -> Row:
         last = (done.stderr.strip().splitlines() or ["no message; the system may have ended it for its memory"])[-1]
         name = " ".join(str(request[key]) for key in ("subject", "variant", "vertices") if key in request)
         raise ResourceError(
-            f"measuring {name} in its own process ended with {done.returncode} ({last:.200}); try it smaller"
+            f"measuring {name} in its own process ended with {done.returncode} ({last:.200}); try a smaller size"
         )
     return _last_object(done.stdout)
 
@@ -127,7 +127,7 @@ def _last_object(text: str) -> Row:
         with contextlib.suppress(ValueError):
             if isinstance(row := json.loads(line), dict):
                 return row
-    raise ResourceError("measuring in a separate process gave no figures; try again")
+    raise ResourceError("measuring in a separate process returned no numbers; try again")
 
 
 def measure_request(request: Row) -> Row:

@@ -65,7 +65,7 @@ def _read(path: str) -> dict[str, Any]:
 
     content = read_json_object(Path(path), RECORD_SHAPE)
     if content is None:
-        raise ConfigError(f"no saved figures in {path}; make them with 'quatsphere bench --json FILE'")
+        raise ConfigError(f"no saved measurements in {path}; make them with 'quatsphere bench --json FILE'")
     return content
 
 

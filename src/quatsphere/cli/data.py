@@ -54,7 +54,7 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
         dest="fit",
         choices=("crop", "squash"),
         default="crop",
-        help="if images are not square [crop]",
+        help="treatment of images that are not square [crop]",
     )
     parser.add_argument(
         "--data.skip_bad", dest="skip_bad", type=at_least(0), metavar="N", default=0, help="allow N bad images"

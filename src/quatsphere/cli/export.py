@@ -121,7 +121,7 @@ def verification_images(trained: Any, files: list[str] | None, root: str | None)
     except QuatsphereError as error:
         if root is not None:
             raise
-        note(f"the file is verified on noise, because the run's data cannot be read ({error}); or name --images FILE")
+        note(f"the file is verified on noise, because the run's data cannot be read ({error}); name some with --images")
         size, channels = trained.config.model.image_size, trained.config.model.in_channels
         shape = (NOISE_IMAGES, channels, size, size)
         noise = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
     text = "add checksums to cells that an older version wrote; their numbers stay as they are"
     _add_results(add("seal", seal_cells, text), json=False)
 
-    start = add("run", train_plan, "train the unfinished cells of a plan; may be killed and restarted at any time")
+    start = add("run", train_plan, "train the unfinished cells of a plan; may be stopped and restarted at any time")
     option = start.add_argument
     option("plan", metavar="PLAN", help="a name that 'study plans' lists, e.g. lite")
     option("--results", required=True, metavar="DIR", help="folder for the results")
@@ -193,7 +193,7 @@ def _check_results(folder: str) -> int:
 def _note_unsealed(folder: str, cells: list[str]) -> None:
     if cells:
         note(
-            f"{len(cells)} cells have no checksum, an older version wrote them; "
+            f"{len(cells)} cells have no checksum, because an older version wrote them; "
             f"'quatsphere study seal --results {folder}' adds it"
         )
 

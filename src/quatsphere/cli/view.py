@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
         print(json.dumps({"live": str(page)}) if options.json else f"live: {page}")
     else:
         if len(options.image) > MAX_IMAGES:
-            note(f"{MAX_IMAGES} images stand side by side; the other {len(options.image) - MAX_IMAGES} left out")
+            note(f"{MAX_IMAGES} images are shown; the other {len(options.image) - MAX_IMAGES} left out")
         files = options.image[:MAX_IMAGES]
         images = read_files(trained, files) if files else example_images(read_dataset_of(trained, options.data_root))
         paths = {"view": str(page), "trace": str(write_view(page, trained, images))}

@@ -53,8 +53,8 @@ class LatticeConfig(ImageConfig):
     plane_rows: int = 16
     """Rows of every flat lattice; each shell size must be a multiple (paper is silent; 16 keeps V exact)."""
     wrap_longitude: bool = False
-    """Let the sampling stencil wrap around in longitude: for panoramas read with --data.fit squash, as a crop cuts off
-    the edges that meet (paper: border padding)."""
+    """Let the sampling stencil wrap around in longitude, for panoramas; read these with --data.fit squash, because a
+    crop would cut off the edges that meet (paper: border padding)."""
     resample: ResampleMode = "index"
     """Interpolation of tokens to a shell of another size: along the vertex index (paper) or by position."""
     stencil: StencilMeaning = "span"

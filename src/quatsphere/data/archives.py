@@ -150,7 +150,7 @@ class ZipTree:
         """Return a member's bytes, thread-safe; the zip's own checksum is verified."""
         info = self._members[name]
         if info.file_size > MAX_FILE_BYTES:
-            raise DataError(f"{printable(name)} has {info.file_size} bytes, the cap is {MAX_FILE_BYTES}")
+            raise DataError(f"{printable(name)} has {info.file_size} bytes, more than the limit of {MAX_FILE_BYTES}")
         try:
             with self._zip.open(info) as file:
                 return file.read(MAX_FILE_BYTES + 1)

@@ -1,7 +1,7 @@
 """Augmentation as a pure function of (image, seed, epoch, sample).
 
-Random numbers come from `quatsphere.randomness`, one key per sample, so batch size, order, device and resuming do not
-change a pixel. Each choice has a fixed position in the key's stream: switching one off does not change the others.
+Random numbers come from `quatsphere.randomness`, one key per sample, so results do not depend on batch size, order,
+device or resuming. Each choice has a fixed position in the key's stream: switching one off does not change the others.
 """
 
 from __future__ import annotations

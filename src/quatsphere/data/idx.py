@@ -112,12 +112,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             shape = struct.unpack(f">{dimensions}I", head[4:])
             expected = int(np.prod(shape, dtype=np.uint64))
             if expected > MAX_VALUES:
-                raise ValueError(f"header promises {expected} values, the cap is {MAX_VALUES}")
+                raise ValueError(f"header states {expected} values, more than the limit of {MAX_VALUES}")
             data = stream.read(expected + 1)
     except ARCHIVE_ERRORS as error:
         raise DataError(f"{printable(path)} is damaged ({error}); delete it and fetch again") from error
     if len(data) > expected:
-        raise DataError(f"{printable(path)} holds more than the {expected} values its header promises; fetch it again")
+        raise DataError(
+            f"{printable(path)} holds more than the {expected} values that its header states; fetch it again"
+        )
     if len(data) < expected:
         raise DataError(f"{printable(path)} has {len(data)} values, expected {expected}; the copy is incomplete")
     return np.frombuffer(data, np.uint8).reshape(shape)

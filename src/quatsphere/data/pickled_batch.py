@@ -138,7 +138,7 @@ class _Machine:
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
-        """Add keys and values, in turns, to the dictionary on top of the stack."""
+        """Add alternating keys and values to the dictionary on top of the stack."""
         target = self.stack[-1]
         if type(target) is not dict:
             raise ValueError("no dictionary")
@@ -177,7 +177,7 @@ class _Machine:
             self.stack.append(_Array())
 
     def set_state(self) -> None:
-        """Give the value below it the state on top of the stack; a data type's byte order and alignment are ignored."""
+        """Pop a state and set it on the value below; a data type's byte order and alignment are ignored."""
         target, state = self.pop(2)
         if isinstance(target, _Array):
             target.state = state

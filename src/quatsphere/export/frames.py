@@ -57,18 +57,22 @@ inverse_rotations = partial(rotations, rotation=ROTATION.transpose(0, 1))
 """Matrices of x -> q* ⊗ x ⊗ q for unit q."""
 
 
-def applied(matrices: Tensor, x: Tensor) -> Tensor:
+def apply_matrices(matrices: Tensor, x: Tensor) -> Tensor:
     """Matrices (B, n, n, H, V) on n components (B, n, Q, H, V)."""
     terms = [matrices[:, :, c].unsqueeze(2) * x[:, c].unsqueeze(1) for c in range(matrices.shape[2])]
     return sum(terms[1:], terms[0])
 
 
-def moved(frames: Frames | None, q: Tensor, x: Tensor) -> Tensor:
+def change_frame(frames: Frames | None, q: Tensor, x: Tensor) -> Tensor:
     """Features (B, 4, Q, H, V) in other frames; None changes nothing."""
     if frames is None:
         return x
     matrices = frames(q)
-    return applied(matrices, x) if matrices.shape[1] == 4 else torch.cat([x[:, :1], applied(matrices, x[:, 1:])], 1)
+    return (
+        apply_matrices(matrices, x)
+        if matrices.shape[1] == 4
+        else torch.cat([x[:, :1], apply_matrices(matrices, x[:, 1:])], 1)
+    )
 
 
 def left_products(base: Tensor) -> Tensor:

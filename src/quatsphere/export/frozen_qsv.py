@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quatsphere.export.frames import LIFTS, LOWERINGS, applied, inverse_rotations, left_products, moved
+from quatsphere.export.frames import LIFTS, LOWERINGS, apply_matrices, change_frame, inverse_rotations, left_products
 from quatsphere.export.parts import Interpolation, NeighbourBlocks, frozen_parameter, permuted_linear, sampler_of
 from quatsphere.geometry.quaternion import block_expand, normalize
 from quatsphere.kernels import Rule
@@ -93,7 +93,7 @@ class PerturbationNetwork(nn.Module):
         tangent = tangent.unflatten(1, (3, -1))
         angle = torch.sqrt((tangent * tangent).sum(1, keepdim=True)).clamp(min=1e-6)  # sin(angle) / angle is 1 there
         turn = torch.cat([torch.cos(angle), torch.sin(angle) / angle * tangent], 1)
-        return applied(self.products, turn.unsqueeze(2)).squeeze(2)
+        return apply_matrices(self.products, turn.unsqueeze(2)).squeeze(2)
 
 
 class ColumnInterpolation(Interpolation):
@@ -206,7 +206,7 @@ class FrozenStep(nn.Module):
     def scores(self, source: Tensor, target: Tensor) -> Tensor:
         """Scores of built-in routings times beta."""
         if self.routing == "geometric":  # -‖p_i - q_i p_j q_i*‖² up to terms that are equal for all neighbours
-            query = applied(inverse_rotations(target), self.target_directions.T[None, :, None, None]).squeeze(2)
+            query = apply_matrices(inverse_rotations(target), self.target_directions.T[None, :, None, None]).squeeze(2)
             key = 2 * self.source_directions.T[None, :, None]
         else:
             query, key = target, source
@@ -227,10 +227,10 @@ class FrozenStep(nn.Module):
         """Weighted sum of the messages, (B, 4, Q, H, S) -> (B, 4, Q, H, T)."""
         if not isinstance(self.transport, str):
             return self.aggregate_registered(weights, source, target, sent)
-        lifted = moved(LIFTS[self.transport], source, sent).flatten(1, 2)  # (B, 4Q, H, S)
+        lifted = change_frame(LIFTS[self.transport], source, sent).flatten(1, 2)  # (B, 4Q, H, S)
         rows = self.blocks.of_sources(lifted.permute(0, 2, 3, 1))
         total = self.blocks.to_targets(weights @ rows).permute(0, 3, 1, 2)  # (B, 4Q, H, T)
-        return moved(LOWERINGS[self.transport], target, total.unflatten(1, (4, self.channels)))
+        return change_frame(LOWERINGS[self.transport], target, total.unflatten(1, (4, self.channels)))
 
     def aggregate_registered(self, weights: Tensor, source: Tensor, target: Tensor, sent: Tensor) -> Tensor:
         """`aggregate` with a transport given as a function on edges."""

@@ -108,7 +108,7 @@ class NeighbourBlocks(nn.Module):
         super().__init__()
         targets, self.k = neighbours.shape
         counts = [count for count in (2, 4, 8, 16, 32) if targets % count == 0]
-        candidates = [halved(positions, count) for count in counts]
+        candidates = [split_by_halving(positions, count) for count in counts]
         windows = [[neighbours[block].unique() for block in blocks] for blocks in candidates]
         widths = [max(len(window) for window in blocks) for blocks in windows]
         costs = [width * (targets + COST_OF_A_ROW * count) for width, count in zip(widths, counts, strict=True)]
@@ -129,7 +129,7 @@ class NeighbourBlocks(nn.Module):
         self.register_buffer("chosen", chosen, persistent=False)
 
     def of_targets(self, x: Tensor) -> Tensor:
-        """(B, H, T, n) -> (B, H, C, N, n); without an axis of blocks if there is one only."""
+        """(B, H, T, n) -> (B, H, C, N, n); with a single block there is no axis of blocks."""
         return x if self.blocks == 1 else x.index_select(2, self.order).unflatten(2, (self.blocks, -1))
 
     def of_sources(self, x: Tensor) -> Tensor:
@@ -166,15 +166,15 @@ class NeighbourBlocks(nn.Module):
         return x[0] if self.blocks == 1 else x
 
 
-def halved(points: Tensor, parts: int) -> list[Tensor]:
-    """Indices of points in equal parts: halves along the longest axis, each halved again; parts is a power of two."""
+def split_by_halving(points: Tensor, parts: int) -> list[Tensor]:
+    """Indices of points in equal parts, by repeated halving along the longest axis; `parts` is a power of two."""
     blocks = [torch.arange(len(points))]
     while len(blocks) < parts:
-        blocks = [half for block in blocks for half in _halves(points, block)]
+        blocks = [half for block in blocks for half in _halve(points, block)]
     return blocks
 
 
-def _halves(points: Tensor, block: Tensor) -> tuple[Tensor, ...]:
+def _halve(points: Tensor, block: Tensor) -> tuple[Tensor, ...]:
     own = points[block]
     axis = int((own.amax(0) - own.amin(0)).argmax())
     return block[own[:, axis].argsort(stable=True)].chunk(2)

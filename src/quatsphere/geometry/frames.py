@@ -16,9 +16,10 @@ def local_frames(
     """Unit quaternions g_i whose rotation maps the z axis to the normal at point i; they turn with the cloud.
 
     The normal is the direction in which the point and its neighbours vary least. It points to the side of `viewpoint`
-    or, without one, away from the centroid. The x axis points away from the centroid along the surface. Where these
-    directions are not determined, a frame is still a frame, but need not turn with the cloud: two equal least
-    variances, a viewpoint or centroid in the tangent plane, a centroid on the normal, or ties between neighbours.
+    or, without one, away from the centroid. The x axis points away from the centroid along the surface. The result is
+    always a frame, but it need not turn with the cloud where these directions are not determined: if the two smallest
+    variances are equal, the viewpoint or centroid is in the tangent plane, the centroid is on the normal, or distances
+    of neighbours are equal.
     """
     if neighbours.numel() == 0 or int(neighbours.min()) < 0:
         raise ConfigError("local_frames needs k neighbours of every point, without -1; use a smaller k")

@@ -14,16 +14,16 @@ from quatsphere.errors import ConfigError
 Metric = Literal["euclidean", "angular"]
 Resample = Literal["index", "geometric"]
 
-TILE = 2**22
+DISTANCES_PER_TILE = 2**22
 """Maximum number of distances in memory; larger problems are split into tiles of targets."""
 
-SORTED = 2**12
-"""Sources whose distances are sorted together on an accelerator, at most."""
+SOURCES_PER_SORT = 2**12
+"""Maximum number of sources whose distances are sorted together on an accelerator."""
 
-SMALL = 2**14
+MAX_SORTED_PAIRS = 2**14
 """Number of target-source pairs up to which a CPU sorts all distances by numpy: fewer and shorter operations."""
 
-TREE = 2**18
+MIN_TREE_PAIRS = 2**18
 """Number of target-source pairs above which a k-d tree finds the candidates, if scipy is installed."""
 
 Search = Callable[[Tensor, int], Tensor]
@@ -63,10 +63,10 @@ def nearest_neighbours(
             sources = sources / sources.norm(dim=-1, keepdim=True)
         if targets.device.type != "cpu":
             return _nearest_by_sorting(targets, sources, k)
-        if len(targets) * len(sources) <= SMALL:
+        if len(targets) * len(sources) <= MAX_SORTED_PAIRS:
             squares = _squares(targets[:, None].numpy(), sources[None].numpy())
             return torch.from_numpy(squares.argsort(axis=1, kind="stable")[:, :k].copy())
-        large = len(targets) * len(sources) > TREE
+        large = len(targets) * len(sources) > MIN_TREE_PAIRS
         return _nearest(targets, sources, k, (_tree(sources) if large else None) or _tiles(sources))
 
 
@@ -142,7 +142,7 @@ def _nearest(targets: Tensor, sources: Tensor, k: int, search: Search) -> Tensor
     while len(open_rows):
         count = min(count, len(sources))
         left = []
-        for rows in open_rows.split(max(1, TILE // count)):
+        for rows in open_rows.split(max(1, DISTANCES_PER_TILE // count)):
             nearest, certain = _rank(targets[rows], sources, search(targets[rows], count).sort(dim=1).values, k)
             found[rows] = nearest
             left.append(rows[:0] if count == len(sources) else rows[~certain])
@@ -161,13 +161,13 @@ def _nearest_by_sorting(targets: Tensor, sources: Tensor, k: int) -> Tensor:
     """Sort the distances of tiles of sources, each together with the k nearest of the tiles before it.
 
     A stable sort keeps the order of the index among ties. The operations depend on the sizes alone, so the host never
-    waits for the device, and no more than TILE distances, each with its D differences, are in memory.
+    waits for the device, and no more than DISTANCES_PER_TILE distances, each with its D differences, are in memory.
     """
     found = []
-    for rows in targets.split(max(1, TILE // min(len(sources), SORTED))):
-        square, near = (x[:, :k] for x in _squares_at_once(rows, sources[:SORTED]).sort(dim=1, stable=True))
-        for start in range(SORTED, len(sources), SORTED):
-            tile = sources[start : start + SORTED]
+    for rows in targets.split(max(1, DISTANCES_PER_TILE // min(len(sources), SOURCES_PER_SORT))):
+        square, near = (x[:, :k] for x in _squares_at_once(rows, sources[:SOURCES_PER_SORT]).sort(dim=1, stable=True))
+        for start in range(SOURCES_PER_SORT, len(sources), SOURCES_PER_SORT):
+            tile = sources[start : start + SOURCES_PER_SORT]
             index = torch.arange(start, start + len(tile), device=rows.device).expand(len(rows), -1)
             square = torch.cat((square, _squares_at_once(rows, tile)), dim=1)
             square, order = (x[:, :k] for x in square.sort(dim=1, stable=True))
@@ -197,7 +197,7 @@ def _tiles(sources: Tensor) -> Search:
     """Search by all distances, one tile of targets at a time."""
 
     def search(targets: Tensor, count: int) -> Tensor:
-        tiles = targets.split(max(1, TILE // len(sources)))
+        tiles = targets.split(max(1, DISTANCES_PER_TILE // len(sources)))
         squares = (_squares(tile[:, None], sources[None]) for tile in tiles)
         return torch.cat([square.topk(count, largest=False, sorted=False).indices for square in squares])
 

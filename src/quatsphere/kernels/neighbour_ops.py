@@ -8,10 +8,10 @@ Shapes: targets (B, T, H, C), sources (B, S, H, C), edge weights (B, T, k, H), n
     scatter_sum(w, a)[j]   = Σ_(i,s): n(i,s)=j w_is a_i   sum over the targets of source j
 
 The derivative of each consists of the other two, so they suffice for gradients of any order. Each iterates over the k
-slots with `index_select`, on accelerators over as many at a time as `ROWS` allows; the sum over the targets of a source
-iterates over the reversed graph in a fixed order.
-Without scatters and atomic additions, results are bit-identical for any number of threads. They are custom operators of
-torch, which torch.compile does not trace. Forward mode and `torch.func` do not support those and use one row per edge.
+slots with `index_select`; accelerators process as many slots at a time as `ROWS` allows. The sum over the targets of a
+source iterates over the reversed graph in a fixed order. There are no scatters or atomic additions, so results are
+bit-identical for any number of threads. The operations are custom operators of torch, which torch.compile does not
+trace. Forward mode and `torch.func` do not support custom operators: there one row per edge is computed instead.
 
 A graph is reversed by a sort. `ReversedTable` keeps the result for as long as the graph does not change, so that an
 accelerator sorts when a graph is built and not in every backward pass.
@@ -70,7 +70,7 @@ class ReversedTable:
 
 
 def reversed_edges(neighbours: Tensor, sources: int) -> tuple[Tensor, Tensor]:
-    """`reverse_edges` of a graph, sorted only if no `ReversedTable` has it."""
+    """`reverse_edges` of a graph, sorted only if no `ReversedTable` holds the result."""
     known = ReversedTable.find(neighbours, sources)
     return reverse_edges(neighbours, sources) if known is None else (known.offsets, known.edges)
 

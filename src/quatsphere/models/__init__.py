@@ -72,7 +72,7 @@ def build_model(config: ModelConfig, *, seed: int = 0, layout: Layout | None = N
 
 
 def seed_parameters(model: nn.Module, seed: int) -> None:
-    """Redraw all initial weights, those of each module from a generator seeded by (seed, name of the module)."""
+    """Redraw the initial weights of each module from a generator seeded by (seed, name of the module)."""
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
             reset = getattr(module, "reset_parameters", None)

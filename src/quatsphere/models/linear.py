@@ -28,7 +28,7 @@ class LinearModel(ImageModel):
     def logits(
         self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
     ) -> Float[Tensor, "b classes"]:
-        """Sample the image and classify; there is no dropout, so that the keys are not used."""
+        """Sample the image and classify; there is no dropout, so the keys are not used."""
         samples = sample_image(images, self.coords, self.config.wrap_longitude)
         trace.note(lambda: {"samples": samples})
         logits: Tensor = self.classifier(samples.flatten(1))

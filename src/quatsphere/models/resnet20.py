@@ -86,7 +86,7 @@ class ResNet20(ImageModel):
     def logits(
         self, images: Float[Tensor, "b c y x"], keys: Int[Tensor, "b"] | None, trace: Trace
     ) -> Float[Tensor, "b classes"]:
-        """Stem, stages, mean and classifier; there is no dropout, so that the keys are not used."""
+        """Stem, stages, mean and classifier; there is no dropout, so the keys are not used."""
         tokens = F.relu(self.stem_norm(self.stem(images)))
         hidden = self.stages(tokens)
         pooled = hidden.mean(dim=(2, 3))

@@ -44,7 +44,7 @@ class NeighbourAttention(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Σ_j softmax_j(⟨W_Q x_i, W_K x_j⟩/√C) W_V x_j, heads side by side, then W_O."""
         queries, keys, values = (
-            x.unflatten(2, (self.heads, -1)) for x in (*self.compare(target, source), self.value(source))
+            x.unflatten(2, (self.heads, -1)) for x in (*self.queries_and_keys(target, source), self.value(source))
         )
         aggregated = dot_product_attention(queries, keys, values, graph.neighbours, keep=keep, keep_scale=keep_scale)
         trace.step(
@@ -56,8 +56,8 @@ class NeighbourAttention(nn.Module):
         )
         return self.output(aggregated.flatten(2).to(target.dtype))
 
-    def compare(self, target: Float[Tensor, "b t d"], source: Float[Tensor, "b s d"]) -> tuple[Tensor, Tensor]:
-        """Queries and keys; zeros for uniform routing, since their softmax is exactly 1/k."""
+    def queries_and_keys(self, target: Float[Tensor, "b t d"], source: Float[Tensor, "b s d"]) -> tuple[Tensor, Tensor]:
+        """Return queries and keys; zeros for uniform routing, whose softmax is exactly 1/k."""
         if self.routing == "uniform":
             return torch.zeros_like(target), torch.zeros_like(source)
         return self.query(target), self.key(source)

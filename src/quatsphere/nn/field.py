@@ -143,7 +143,7 @@ class Perturbation(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the last layer to zero, so that the perturbation starts as the identity; else uniform as in nn.Linear."""
+        """With `zero_init`, set the last layer to zero: no perturbation at the start; otherwise as in nn.Linear."""
         bound = 0.0 if self.zero_init else 1 / math.sqrt(self.outer_weight.shape[1])
         nn.init.uniform_(self.outer_weight, -bound, bound)
         nn.init.uniform_(self.outer_bias, -bound, bound)

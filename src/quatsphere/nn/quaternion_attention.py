@@ -78,9 +78,9 @@ class QuaternionAttention(nn.Module):
     def own_field(self, x: Float[Tensor, "b v d"]) -> Float[Tensor, "b v h 4"]:
         """The layer's quaternions for these features."""
         if self.field is None:
-            raise ConfigError("the layer owns no quaternions; give source_field, or build it with vertices=V")
+            raise ConfigError("the layer has no quaternions of its own; pass source_field, or build it with vertices=V")
         if x.shape[1] != len(self.field.base):
-            raise ConfigError(f"the layer owns quaternions of {len(self.field.base)} nodes: got {x.shape[1]}")
+            raise ConfigError(f"the layer has quaternions of {len(self.field.base)} nodes: got {x.shape[1]}")
         return self.perturbation.fields(x, self.field, self.field, None)[0]
 
     @staticmethod

@@ -19,7 +19,7 @@ from quatsphere.nn.layout import Shell
 
 
 class Routing(nn.Module):
-    """Base of all rules. Every rule owns β, used or not, so that variants have equal parameters.
+    """Base of all rules. Every rule has the parameter β, used or not, so that variants have equal parameters.
 
     β_h = softplus(logit) + 0.1, learned per head and step, or frozen.
     """

@@ -119,7 +119,7 @@ class StepInputs:
 
 
 class ShellStep(nn.Module):
-    """h = Hamilton_post(kernel(x)) + residual (eqs attn-weight, residual); each step owns all its parts."""
+    """h = Hamilton_post(kernel(x)) + residual (eqs attn-weight, residual); steps share no parts."""
 
     fused = True
     """Set to False to run the step part by part, where patches and hooks of every part take effect."""
@@ -272,9 +272,10 @@ class ShellStep(nn.Module):
 def derive_for_all(
     steps: Sequence[tuple[ShellStep, ShellState, ShellState]], tokens: Tensor
 ) -> Sequence[Derived | None]:
-    """Derived tensors of all steps for an operator for whole steps; None for each where a step derives its own.
+    """Derived tensors of all steps, for the operator of a whole step; None for steps that derive their own.
 
-    On CPUs inference does so, from a cache, and autocast, which chooses the precision of every product.
+    Steps derive their own on CPUs in inference, from a cache, and under autocast, which chooses the precision of every
+    product.
     """
     first, source, _ = steps[0]
     fields = [[here.field] if here is there else [here.field, there.field] for _, here, there in steps]

@@ -34,7 +34,7 @@ def constant(step: int, total: int, warmup: float, div: float, final_div: float)
 
 
 def decay(step: int, total: int, until: float) -> float:
-    """1 -> 0 along a half cosine over the fraction `until` of the run, then 0: for the step of the repulsion."""
+    """Scale of the repulsion step: 1 -> 0 along a half cosine over the fraction `until` of the run, then 0."""
     end = until * total
     return 0.0 if step >= end else 0.5 * (1 + math.cos(math.pi * step / end))
 

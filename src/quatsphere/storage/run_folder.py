@@ -125,7 +125,7 @@ class RunFolder:
             ) from error
         if not sealed and not self._noted_unsealed:
             self._noted_unsealed = True
-            self.note(f"the result has no checksum, it was written by an older version ({self.result})")
+            self.note(f"the result has no checksum, because an older version wrote it ({self.result})")
         result.pop("format", None)
         return result
 
@@ -199,9 +199,7 @@ class RunFolder:
             self._lines_lost += 1
             if not self._noted_full:
                 self._noted_full = True
-                self.note(
-                    f"no space for metrics ({self.metrics}); training continues, lines are lost until some is free"
-                )
+                self.note(f"no space for metrics ({self.metrics}); training continues, but lines are lost meanwhile")
 
     def metrics_offset(self) -> int:
         """Bytes of metrics on the disk; a checkpoint stores the number and a resume truncates to it."""
@@ -314,7 +312,7 @@ def folder_lock(path: Path, name: str, note: Callable[[str], None]) -> Iterator[
         except OSError as error:
             raise CheckpointError(f"cannot lock ({path}: {error.strerror}); use a local disk") from error
         if not locked:
-            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait for its end or use another name"
+            message = f"run '{name}' is locked by {_read_holder(descriptor)}; wait until it ends or use another name"
             raise CheckpointError(message)
         if os.fstat(descriptor).st_size:
             note(f"took over a stale lock of run '{name}': {_read_holder(descriptor)} is gone")

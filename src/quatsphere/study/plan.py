@@ -159,7 +159,9 @@ def plan_cells(
     globs = only or ["*"]
     chosen = [n for n in names if any(fnmatchcase(cell_id(*n), glob) or fnmatchcase(n[1], glob) for glob in globs)]
     if not chosen:
-        raise ConfigError(f"no cell fits --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}")
+        raise ConfigError(
+            f"no cell matches --only {' '.join(only)}; rows are {', '.join(sorted({n[1] for n in names}))}"
+        )
     scale = SCALES[plan.scale]
 
     @functools.cache

@@ -208,9 +208,7 @@ class Results:
         text = read_regular(file, MAX_JSON_BYTES) if re.fullmatch("[0-9a-f]{12}", name) and file.is_file() else b""
         if sha256_bytes(text)[:12] != name:
             state = "were changed" if text else "are missing"
-            raise CheckpointError(
-                f"settings of {path.name} {state} ({file}); restore the file, it belongs to its cells"
-            )
+            raise CheckpointError(f"settings of {path.name} {state} ({file}); restore the file, which the cells need")
         settings: dict[str, Any] = json.loads(text)
         return settings
 

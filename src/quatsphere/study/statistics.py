@@ -112,7 +112,7 @@ def estimate_contrast(samples: Samples, weights: Mapping[str, float]) -> Estimat
     differences from the row with the most seeds (of several, the one with the largest weight).
     """
     if abs(sum(weights.values())) > 1e-9:
-        raise ConfigError(f"the weights of a contrast sum to zero: got {dict(weights)}")
+        raise ConfigError(f"the weights of a contrast must sum to zero: got {dict(weights)}")
     common = by_seed(samples, weights)
     if not common:
         return None

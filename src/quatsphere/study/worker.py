@@ -34,7 +34,7 @@ from quatsphere.train import Progress, Reporter, ResumeOptions, train
 LOCK_TIMEOUT = 60.0
 """Seconds to wait for an earlier worker of the same cell that is still saving."""
 PROGRESS_SECONDS = 1.0
-_answers: TextIO | None = None
+_replies: TextIO | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class WorkerReporter(Reporter):
         print(message, file=sys.stderr, flush=True)
 
 
-def take_answers() -> TextIO:
+def claim_stdout() -> TextIO:
     """Return the pipe to the parent process, and redirect stdout, including that of C libraries, to the log."""
     pipe = os.fdopen(os.dup(1), "w")
     pipe.write("\n")  # ends a line that a library began while it was imported
@@ -85,7 +85,7 @@ def take_answers() -> TextIO:
 def send(message: dict[str, Any]) -> None:
     """Write one line to the parent process, if it still exists."""
     with contextlib.suppress(OSError):
-        print(json.dumps(message), file=_answers, flush=True)
+        print(json.dumps(message), file=_replies, flush=True)
 
 
 def train_cell(request: CellRequest, reporter: Reporter | None = None) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def stop_with_parent() -> None:
 
 def serve_request() -> int:
     """Serve one request: progress, then `record` or `error`."""
-    global _answers
-    _answers = take_answers()
+    global _replies
+    _replies = claim_stdout()
     disable_malloc_trimming()
     if hasattr(signal, "SIGUSR2"):  # SLURM warns all processes of a job before its time limit; the parent answers
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)

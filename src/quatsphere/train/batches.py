@@ -43,7 +43,7 @@ class Batch:
         return Batch(move(self.images), move(self.targets), move(self.labels), move(self.keys), self.samples)
 
     def select(self, rows: slice) -> Batch:
-        """Return some of the images; if there are none, one image that has no effect."""
+        """Return the images at `rows`; if there are none, one image that has no effect."""
         tensors = (self.images, self.targets, self.labels, self.keys, self.samples)
         if not len(self.samples[rows]):
             return self.select(slice(0, 1)).without_effect()
@@ -107,7 +107,7 @@ class BatchFeed:
     """Batches of one process in the order of training.
 
     For an accelerator a thread prepares the next batch, in pinned memory for CUDA, while the step runs. A batch is a
-    function of seed, epoch and step, so that this changes no bit of it.
+    function of seed, epoch and step, so this does not change it in any bit.
     """
 
     def __init__(self, batches: Batches, device: torch.device, rank: int = 0, world: int = 1) -> None:

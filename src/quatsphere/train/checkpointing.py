@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quatsphere.train.trainer import Trainer
 
 NORM_TOLERANCE = 1e-4
-"""Largest deviation of a stored quaternion's norm from 1, and of a vertex from its sphere as a share of the radius."""
+"""Largest deviation of a stored quaternion's norm from 1, and of a vertex from its sphere relative to the radius."""
 PREVIOUS_FIELD = "previous_field"
 """Prefix in a checkpoint of the field at the end of the last epoch, which the smoothness loss compares with."""
 RETRY_SECONDS = 30.0
@@ -137,9 +137,9 @@ class ConstraintFault:
     name: str
     what: str
     lost: str
-    """The same in a run that is about to be saved."""
+    """The fault in the words for a run that is about to be saved."""
     was: str = ""
-    """The same after a repair."""
+    """The fault in the words for a tensor that has been repaired."""
     cure: str = ""
     repaired: Tensor | None = None
     """The tensor on its manifold; None if it cannot be repaired."""
@@ -191,7 +191,7 @@ def require_sound(checkpoint: Checkpoint, model: nn.Module) -> None:
         raise BrokenNumber(fault.name, fault.lost)
 
 
-# Types and shapes of a stored checkpoint, before anything of it is used.
+# Types and shapes of a stored checkpoint, checked before any part of it is used.
 
 _PROGRESS = {
     **dict.fromkeys(("epoch", "step_in_epoch", "step", "waited"), natural),

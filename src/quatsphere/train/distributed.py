@@ -27,7 +27,7 @@ T = TypeVar("T")
 class HangWatchdog:
     """Prints this process's stacks on stderr, once, if it has exchanged nothing with the others for `seconds`.
 
-    A separate thread keeps the time, so that a process that hangs prints its stack as well as those that wait for it.
+    A separate thread keeps the time, so that not only the waiting processes but also the one that hangs prints a stack.
     """
 
     def __init__(self, rank: int, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Team:
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Sum the gradients of all processes in place, as one flat buffer.
 
-        The same parameters have gradients in every process: which ones do depends on the model alone.
+        The model alone determines which parameters have gradients, so they are the same in every process.
         """
         if self.world == 1:
             return

@@ -43,7 +43,7 @@ def push(folder: Path, repository: str, *, private: bool = False, revision: str 
 def pull(repository: str, revision: str | None = None) -> Path:
     """Fetch a model folder into the Hub's cache and return its path; `load` verifies its content.
 
-    The sealed `config.json` comes first; the other files are fetched only in the sizes that it lists.
+    The sealed `config.json` is fetched first, the other files only if they are no larger than it states.
     """
     hub = require_hub(repository)
     with _hub_errors("pull", repository, "check the name, the revision and the network"):

@@ -155,7 +155,7 @@ def note_environment_change(checkpoint: Checkpoint, world: int, note: Callable[[
     stored, now = checkpoint.meta.get("circumstances", {}), numeric_environment(world)
     changed = [f"{key} {stored.get(key)} -> {value}" for key, value in now.items() if stored.get(key) != value]
     if changed:
-        note(f"bit-identity is not promised, the checkpoint was written elsewhere ({', '.join(changed)})")
+        note(f"last bits may differ: the checkpoint is from another environment ({', '.join(changed)})")
 
 
 def resolve_threads(config: TrainConfig, run: RunFolder, *, resume: bool) -> TrainConfig:

@@ -1,7 +1,7 @@
 """Forward pass, losses and backward pass recorded as a CUDA graph, which the host launches as one operation.
 
-Opt-in by `train.cuda_graph`. No GPU has run it yet: what is tested is which memory it uses and what it computes, with
-a stand-in for torch's CUDA graphs. A graph has fixed addresses, so inputs are copied to those of the recording, and
+Switched on by `train.cuda_graph`. No GPU has run it yet: tests check its results and its use of memory with a stand-in
+for torch's CUDA graphs. A graph has fixed addresses, so inputs are copied to those of the recording, and
 gradients and results are those of the recording. A recording that fails is reported once, and the steps run eagerly.
 """
 
@@ -83,10 +83,10 @@ class Recording(Generic[Results]):
 
 
 class RecordedPass(Generic[Results]):
-    """A function of (tensors, batch size) that sets gradients; recorded when WARM_UP calls in turn were alike.
+    """A function of (tensors, batch size) that sets gradients; recorded after WARM_UP consecutive calls of one kind.
 
-    Alike are calls with inputs of the same shapes and types, the same batch size and the same `state()`, the object
-    that the function reads besides inputs and parameters. Gradients must be None before a call.
+    Calls are of one kind if their inputs have the same shapes and types, their batch sizes are equal, and `state()`,
+    the object that the function reads besides inputs and parameters, is the same. Gradients must be None before a call.
     """
 
     def __init__(
@@ -136,5 +136,5 @@ class RecordedPass(Generic[Results]):
 
 
 def _same(kind: tuple[Any, ...], other: tuple[Any, ...] | None) -> bool:
-    """True if inputs are alike and the state is one object."""
+    """True if shapes, types and batch size are equal and the state is the same object."""
     return bool(other) and kind[0] == other[0] and kind[1] is other[1]  # type: ignore[index]

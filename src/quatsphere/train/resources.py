@@ -143,7 +143,7 @@ def memory_errors(model: Model, batch: int) -> Iterator[None]:
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FORCE_SECONDS = 3.0
-"""Time that the main thread has to obey a signal before the process is ended from another thread."""
+"""Seconds after a signal until another thread ends the process, if the main thread has not reacted."""
 
 
 class Interrupted(QuatsphereError):
@@ -168,12 +168,12 @@ class StopSwitch:
         self.signal_number = 0
         """Number of the signal to stop, 0 for none; the training loop reads it."""
         self.raises = True
-        """Whether a signal raises StopNow: as long as there is no work to save, and in `interruptible`."""
+        """True if a signal raises StopNow: while there is no work to save, and in `interruptible`."""
         self.has_work = False
-        """Whether a step has been taken, which must be saved before the process ends."""
+        """True if a step has been taken, which must be saved before the process ends."""
 
     def defer(self) -> None:
-        """From now on store signals for the training loop: there is work to save."""
+        """Store signals for the training loop from now on: there is work to save."""
         self.raises, self.has_work = False, True
 
     @contextmanager

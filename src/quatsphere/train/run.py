@@ -65,7 +65,7 @@ def prepare_torch(config: TrainConfig) -> None:
 
 
 def pick_device(name: str, team: Team) -> torch.device:
-    """Return the named device or, for `auto`, the best there is; each process of a team has its own GPU."""
+    """Return the named device or, for `auto`, the best available one; each process of a team has its own GPU."""
     if name != "auto":
         try:
             device = torch.device(name)

@@ -30,7 +30,7 @@ AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 
 
 class BrokenNumber(ArithmeticError):
-    """A tensor that stops the run, by name, and what is wrong with it."""
+    """Error of a tensor that must not be used: its name, and its fault."""
 
     def __init__(self, tensor: str, fault: str = "is not finite") -> None:
         super().__init__(f"{tensor} {fault}")
@@ -138,7 +138,7 @@ class OptimisationStep:
         return {name: loss.detach() for name, loss in losses.items()}, logits.detach()
 
     def record(self, recorder: Recorder) -> None:
-        """From now on record and replay what comes before the checks."""
+        """Record and replay the operations before the checks from now on."""
         parameters = list(self.parameters.values())
         self.propagate = RecordedPass(self._propagate, parameters, lambda: self.auxiliary.previous, recorder)
 

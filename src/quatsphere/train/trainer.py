@@ -113,7 +113,7 @@ class Trainer:
     def measure(self) -> tuple[float, dict[str, Any]]:
         """Validation accuracy and routing of the model; a signal stops a single process at once, also in a compilation.
 
-        Several processes must finish together what they have begun.
+        With several processes a signal does not stop the measurement, which all of them finish together.
         """
         stop = self.context.stop
         try:

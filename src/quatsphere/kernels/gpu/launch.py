@@ -41,7 +41,7 @@ class Modes(NamedTuple):
 
     @property
     def geometric(self) -> bool:
-        """Whether scores depend on directions."""
+        """True if scores depend on directions."""
         return ROUTINGS[self.routing] == "geometric"
 
 
@@ -105,7 +105,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def no_table(self) -> Tensor:
-        """Tensor in the place of a table that is neither read nor written."""
+        """Placeholder for a table that is neither read nor written."""
         return self.inputs.beta
 
 

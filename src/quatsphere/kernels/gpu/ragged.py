@@ -1,8 +1,8 @@
 """Sums over the edges of irregular graphs in Triton: `pair_dot` and `pair_sum` of `kernels.ragged` on GPUs.
 
-All that attention over a sorted edge list needs of a graph, with and without rotations of the edges, and gradients of
-every order, are these two operations. A program of `pair_sum` owns a vertex and walks along its edges in their order:
-no atomics, bit-identical results, no tensor with an edge and a channel axis. A device uses the kernels after they have
+These two operations suffice for attention over a sorted edge list, with and without rotations of the edges, and for
+gradients of every order. A program of `pair_sum` handles one vertex and adds up its edges in their order: no atomics,
+bit-identical results, no tensor with an edge and a channel axis. The kernels are used on a device only after they have
 equalled plain torch on a small graph there.
 """
 

@@ -1,9 +1,9 @@
 """Self-check of the fused GPU kernels: `auto` uses them on a device only after they have equalled `factored` there.
 
 Four small problems cover every routing and transport, with and without a keep mask, narrow features, the paper's block
-sizes and odd ones; two whole steps, within a shell and between two, have masks hashed in the kernels; another is the
-dot-product attention. Values and all gradients are compared with plain torch in float64 on the same device, and a
-second run must be bit-identical.
+sizes and odd ones. Two whole steps, one within a shell and one between two, use masks hashed in the kernels. The last
+problem is the dot-product attention. Values and all gradients are compared with plain torch in float64 on the same
+device, and a second run must be bit-identical.
 """
 
 from __future__ import annotations

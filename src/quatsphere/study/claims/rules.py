@@ -120,7 +120,7 @@ def min_epochs(evidence: Evidence, minimum: int, row: str = "full") -> str:
 
 
 def never_met(reason: str, evidence: Evidence) -> str:
-    """A condition that no results folder can meet, with the reason."""
+    """Requirement that no results folder can meet: return its reason."""
     return reason
 
 

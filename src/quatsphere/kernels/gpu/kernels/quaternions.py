@@ -1,8 +1,8 @@
 """Quaternion algebra of the Triton kernels: a quaternion is a tuple (w, x, y, z) of blocks of one shape.
 
-In memory components are adjacent, real part first; `components` and `together` convert between a block with a last axis
-of four and the tuple, inside the registers of a thread. Triton reads TRITON_INTERPRET at its import, so the modules of
-this package are imported late.
+In memory components are adjacent, real part first. `components` and `together` convert between a block whose last axis
+has length four and the tuple, within the registers of a thread. Triton reads TRITON_INTERPRET at its import, so the
+modules of this package are imported late.
 """
 
 import inspect
