@@ -38,7 +38,7 @@ def length_document(results: Results, page: Path) -> str:
         "## The paper's main statements\n",
         statements_table(records),
         "Differences of test accuracy in points on CIFAR-10, with 95 % intervals over seeds and test images, at the "
-        "greatest length that has three seeds. Verdicts follow the [protocol](protocol.md), which was written before "
+        "greatest length that has at least three seeds. Verdicts follow the [protocol](protocol.md), which was written before "
         "the runs; its rules were amended once, with at most two seeds of a contrast known. A statement holds if it "
         "does at the two greatest lengths (Holm's adjustment over eight contrasts) and its slope does not "
         "contradict it.\n",
@@ -58,7 +58,7 @@ def length_document(results: Results, page: Path) -> str:
         describe_setting(records),
         f"{cells_link(results, page)}. `quatsphere study verify CELL` trains one of "
         "them again and compares weights and predictions; `quatsphere study check` recomputes the stored numbers.\n",
-        "An earlier plan of 578 shorter runs (40,000 images) with verdicts on 98 statements of the paper: "
+        "An earlier study of 578 shorter runs (40,000 images), with verdicts on 98 statements of the paper: "
         "[results of plan `lite`](results-lite.md).\n",
     ]
     return "\n".join(parts)
