@@ -28,9 +28,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
-# each process gets half of the files, so that the runs a module shares are trained once, not in both processes
+# each process gets half of the files, so that the runs a module shares are trained once, not in both processes;
+# compiled modules are stored, because the tests start more than a hundred processes that import the package
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow

@@ -1,11 +1,13 @@
-"""Shared fixtures; one thread per test process."""
+"""Shared fixtures; one thread per test process and per process that a test starts."""
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: its threads wait in loops, which cost processor time
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for started processes: threads wait in loops, which cost
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processor time; before torch and NumPy, which read them once
 
 import zipfile
 from collections.abc import Iterator
@@ -48,6 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     rank = {folder / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported by now from garbage collection, which would visit every object of torch each time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

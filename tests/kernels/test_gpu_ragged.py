@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,17 @@ def values_and_gradients(backend: str, degrees: list[int], rules: tuple[str, str
     return [out.detach(), *torch.autograd.grad((out * probe).sum(), leaves, materialize_grads=True)]
 
 
+RULES = [*((name, "sandwich") for name in ROUTINGS), *(("alignment", name) for name in (*TRANSPORTS[1:], *ONE_WAY))]
+CASES = [
+    pytest.param(*case, marks=[] if case[1] == "random" or case[0] == ("alignment", "sandwich") else pytest.mark.slow)
+    for case in itertools.product(RULES, DEGREES)
+]
+"""Every rule on a random graph and one rule on every graph; slow tests take every rule on every graph."""
+
+
 @here
 @pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
-@pytest.mark.parametrize("graph", DEGREES)
-@pytest.mark.parametrize(
-    "rules",
-    [*((routing, "sandwich") for routing in ROUTINGS), *(("alignment", rule) for rule in (*TRANSPORTS[1:], *ONE_WAY))],
-)
+@pytest.mark.parametrize(("rules", "graph"), CASES)
 def test_attention_equals_reference(rules: tuple[str, str], graph: str, turned: bool) -> None:
     """Values and gradients of everything, also of the rotations of the edges; the sums ran in Triton."""
     found = values_and_gradients("triton_gpu", DEGREES[graph], rules, turned)
