@@ -39,8 +39,8 @@ def length_document(results: Results, page: Path) -> str:
         statements_table(records),
         "Differences of test accuracy in points on CIFAR-10, with 95 % intervals over seeds and test images, at the "
         "greatest length that has at least three seeds. Verdicts follow the [protocol](protocol.md), which was written "
-        "before the runs; its rules were amended once, with at most two seeds of a contrast known. A statement holds if "
-        "it does at the two greatest lengths (Holm's adjustment over eight contrasts) and its slope does not "
+        "before the runs; its rules were amended once, with at most two seeds of a contrast known. A statement holds "
+        "if it does at the two greatest lengths (Holm's adjustment over eight contrasts) and its slope does not "
         "contradict it.\n",
         *reading(results),
         "## By length\n",
