@@ -93,7 +93,7 @@ CASES: dict[str, tuple[str, Callable[[Files], Files], str]] = {
             "train-images-idx3-ubyte.gz": gzip.compress(idx_files()["train-images-idx3-ubyte"] + bytes(10_000_000)),
             "train-labels-idx1-ubyte": idx_files()["train-labels-idx1-ubyte"],
         },
-        "holds more than the 1280 values its header promises",
+        "holds more than the 1280 values that its header states",
     ),
     "empty": (
         "folder",
