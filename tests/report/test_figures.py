@@ -29,7 +29,7 @@ from quatsphere.report.figures.architecture import WITHIN
 from quatsphere.report.figures.study import FIXED_POINT
 from quatsphere.report.figures.style import INK
 from quatsphere.report.run_files import NEWEST_SCHEMA
-from quatsphere.study.curve import Curve, CurvePoint, LengthContrast
+from quatsphere.study.length_contrasts import Curve, CurvePoint, LengthContrast
 from quatsphere.study.statistics import Estimate
 
 LITE = Path(__file__).parent.parent.parent / "results" / "lite"

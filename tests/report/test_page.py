@@ -22,7 +22,7 @@ from quatsphere.report.page import (
     to_picture,
     write_report,
 )
-from quatsphere.study.tables import Table
+from quatsphere.study.table_formats import Table
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from quatsphere.report.page import Card, PageClaim, Report, Section, Tile, png_uri, to_picture, write_report
-from quatsphere.study.tables import Table
+from quatsphere.study.table_formats import Table
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -21,7 +21,7 @@ from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError
 from quatsphere.report.page import Card, PageClaim, Picture, Report, Section, Tile, png_uri, write_report
 from quatsphere.storage.checkpoint import load_checkpoint
-from quatsphere.study.tables import Table
+from quatsphere.study.table_formats import Table
 from quatsphere.train import train
 
 

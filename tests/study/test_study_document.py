@@ -14,7 +14,6 @@ from quatsphere.report.figure_data import write_length_figure
 from quatsphere.study.claims import CLAIMS, Claim, decide
 from quatsphere.study.claims.evidence import Evidence
 from quatsphere.study.claims.rules import Contrast, difference
-from quatsphere.study.curve import CONTRASTS
 from quatsphere.study.document import (
     BY_SEED,
     accuracy_headline,
@@ -27,10 +26,11 @@ from quatsphere.study.document import (
     seeds_csv,
     without_commit,
 )
+from quatsphere.study.length_contrasts import CONTRASTS
 from quatsphere.study.length_document import FIGURE, has_lengths, length_document
 from quatsphere.study.paper_tables import epoch_table
 from quatsphere.study.results import Results
-from quatsphere.study.tables import format_value
+from quatsphere.study.table_formats import format_value
 
 ROOT = Path(__file__).parent.parent.parent
 LITE, PAGE = ROOT / "results" / "lite", ROOT / "docs" / "results-lite.md"

@@ -18,7 +18,7 @@ from quatsphere.bench.step import TrainingStep, inference
 from quatsphere.bench.timing import Pass, Row, best_and_median, interleave
 from quatsphere.errors import ConfigError
 from quatsphere.kernels import explain_backend
-from quatsphere.train.recorded import WARM_UP, RecordedPass
+from quatsphere.train.cuda_graph import WARM_UP, RecordedPass
 
 GPU_VARIANTS = ["qsv", "attention fused"]
 """Models in eager mode; each is also measured compiled, and its training step recorded as a CUDA graph."""

@@ -289,7 +289,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 def show_status(options: argparse.Namespace) -> int:
     """Print finished and missing cells of every plan that was started in a folder."""
-    from quatsphere.study.tables import status_table
+    from quatsphere.study.table_formats import status_table
 
     status = _results(options.results).status()
     if options.json:
@@ -313,10 +313,10 @@ def measure_cells(options: argparse.Namespace) -> int:
 
 def show_tables(options: argparse.Namespace) -> int:
     """Print all tables or one."""
-    from quatsphere.study.curve import length_tables
+    from quatsphere.study.length_contrasts import length_tables
     from quatsphere.study.paper_tables import PaperTables
     from quatsphere.study.results import at_one_length
-    from quatsphere.study.tables import TABLE_FORMATS
+    from quatsphere.study.table_formats import TABLE_FORMATS
 
     records = _read_cells(options.results)
     tables = length_tables(records) if options.by == "length" else PaperTables(at_one_length(records)).all()
@@ -336,7 +336,7 @@ def show_claims(options: argparse.Namespace) -> int:
     from quatsphere.storage.atomic import finite
     from quatsphere.study.claims import CLAIMS, decide
     from quatsphere.study.results import at_one_length
-    from quatsphere.study.tables import claims_table
+    from quatsphere.study.table_formats import claims_table
 
     claims = decide(CLAIMS, at_one_length(_read_cells(options.results)))
     if options.json:

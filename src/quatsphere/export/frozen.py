@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quatsphere.export.frozen_parts import Interpolation, NeighbourBlocks, PatchSampler, permuted_linear, sampler_of
 from quatsphere.export.frozen_qsv import FrozenQSV
-from quatsphere.export.parts import Interpolation, NeighbourBlocks, PatchSampler, permuted_linear, sampler_of
 from quatsphere.models import QSV, AttentionNet, LinearModel, Model, ResNet20
 from quatsphere.models.lattice import ModelStep, model_steps
 from quatsphere.nn.layout import Shell

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quatsphere.export.frames import LIFTS, LOWERINGS, apply_matrices, change_frame, inverse_rotations, left_products
-from quatsphere.export.parts import Interpolation, NeighbourBlocks, frozen_parameter, permuted_linear, sampler_of
+from quatsphere.export.frozen_parts import Interpolation, NeighbourBlocks, frozen_parameter, permuted_linear, sampler_of
 from quatsphere.geometry.quaternion import block_expand, normalize
 from quatsphere.kernels import Rule
 from quatsphere.models import QSV

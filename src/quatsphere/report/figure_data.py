@@ -16,7 +16,7 @@ from quatsphere.report import figures as draw
 from quatsphere.report.run_files import RunFiles, read_json_object
 from quatsphere.study.claims.evidence import CELL_METRICS, collect
 from quatsphere.study.claims.rules import difference
-from quatsphere.study.curve import curves
+from quatsphere.study.length_contrasts import curves
 from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.results import CellRecord, at_one_length, read_records
 from quatsphere.study.statistics import estimate_contrast, mean

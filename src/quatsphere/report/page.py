@@ -20,7 +20,7 @@ from PIL import Image
 
 from quatsphere.errors import ConfigError
 from quatsphere.storage.atomic import write_text
-from quatsphere.study.tables import Table
+from quatsphere.study.table_formats import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,7 +37,7 @@ from quatsphere.report.page import (
     write_report,
 )
 from quatsphere.report.run_files import ENVIRONMENT_SHAPE, RunFiles, read_json_object, read_run_files
-from quatsphere.study.tables import Table
+from quatsphere.study.table_formats import Table
 from quatsphere.study.time_estimate import format_seconds
 from quatsphere.train.evaluation import predict_logits
 from quatsphere.train.load import TrainedModel, stored_config

@@ -14,10 +14,10 @@ from quatsphere.report.figure_data import costs_of, result_figures, schematics
 from quatsphere.report.page import PageClaim, Picture, Report, Section, Tile, to_picture, write_report
 from quatsphere.report.run_report import draw_twice
 from quatsphere.study.claims import CLAIMS, decide
-from quatsphere.study.curve import length_tables, rows_by_length
+from quatsphere.study.length_contrasts import length_tables, rows_by_length
 from quatsphere.study.paper_tables import PaperTables
 from quatsphere.study.results import CellRecord, at_one_length, read_records
-from quatsphere.study.tables import Table, format_value
+from quatsphere.study.table_formats import Table, format_value
 from quatsphere.study.time_estimate import format_seconds
 
 KINDS = {

@@ -15,7 +15,7 @@ from quatsphere.study.paper_tables import PaperTables, epoch_table, seeds_table
 from quatsphere.study.plan import base_settings
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.statistics import mean
-from quatsphere.study.tables import Table, comma_separated, format_ours, format_value, format_verdict, markdown
+from quatsphere.study.table_formats import Table, comma_separated, format_ours, format_value, format_verdict, markdown
 from quatsphere.study.variants import SCALES, VARIANTS, images_per_epoch
 from quatsphere.train.provenance import MAY_CHANGE
 

@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quatsphere.study import curve
-from quatsphere.study.curve import PAPER_IMAGES
 from quatsphere.study.document import GENERATED, cells_link, describe_setting, reading
+from quatsphere.study.length_contrasts import (
+    LOG_THREE,
+    PAPER_IMAGES,
+    curves,
+    length_tables,
+    point_text,
+    rows_by_length,
+)
 from quatsphere.study.paper_tables import paper_numbers
 from quatsphere.study.plan import READING_ROWS
 from quatsphere.study.results import CellRecord, Results
 from quatsphere.study.statistics import MIN_SEEDS
-from quatsphere.study.tables import NONE, Table, format_estimate, markdown
+from quatsphere.study.table_formats import NONE, Table, format_estimate, markdown
 from quatsphere.study.variants import VARIANTS
 
 FIGURE = "pictures/contrasts.svg"
@@ -28,7 +34,7 @@ PAPER_SIZE = "paper_size.jsonl"
 def length_document(results: Results, page: Path) -> str:
     """Text of the page; it depends only on the results folder, and on `page` for relative links."""
     records = results.finished()
-    accuracy, contrasts, exploratory = curve.length_tables(records)
+    accuracy, contrasts, exploratory = length_tables(records)
     readings = {VARIANTS[name].title for name in READING_ROWS}
     parts = [
         "# Results\n",
@@ -66,14 +72,14 @@ def length_document(results: Results, page: Path) -> str:
 
 def has_lengths(records: Sequence[CellRecord]) -> bool:
     """Return True if cells of several lengths have their predictions."""
-    return len(curve.rows_by_length(records)) > 1
+    return len(rows_by_length(records)) > 1
 
 
 def headline(results: Results) -> str:
     """Accuracy of QSV and of a linear classifier with their scale, the paper's, and the number of finished cells."""
     records = results.finished()
     lengths = {
-        images: rows for images, rows in curve.rows_by_length(records).items() if len(rows.get("full", {})) >= MIN_SEEDS
+        images: rows for images, rows in rows_by_length(records).items() if len(rows.get("full", {})) >= MIN_SEEDS
     }
     if not lengths:
         return f"No length has {MIN_SEEDS} seeds of the full model yet."
@@ -103,10 +109,10 @@ def statements_table(records: Sequence[CellRecord], count: int | None = None) ->
     """The paper's statements with its value, ours at the greatest length with three seeds, slope and verdict."""
     columns = ("the paper's statement", "paper", "ours [95 %], seeds, images", "change per tripling", "verdict")
     rows = []
-    for ours in list(curve.curves(records).values())[:count]:
+    for ours in list(curves(records).values())[:count]:
         points = [point for point in ours.points if point.estimate.n >= MIN_SEEDS]
-        value = f"{curve.point_text(points[-1])}, {points[-1].images:,}" if points else NONE
-        verdict = format_estimate(ours.slope, curve.LOG_THREE), f"**{ours.trend}**"
+        value = f"{point_text(points[-1])}, {points[-1].images:,}" if points else NONE
+        verdict = format_estimate(ours.slope, LOG_THREE), f"**{ours.trend}**"
         rows.append((ours.contrast.statement, f"{ours.contrast.paper:+.1f}", value, *verdict))
     return markdown(Table(columns, rows))
 

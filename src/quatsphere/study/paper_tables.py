@@ -12,11 +12,11 @@ from quatsphere.study.claims import CLAIMS, decide
 from quatsphere.study.claims.evidence import Evidence, collect
 from quatsphere.study.claims.rules import Contrast, LiesBetween, RowMean, difference
 from quatsphere.study.claims.trained import POINT
-from quatsphere.study.curve import CONTRASTS
+from quatsphere.study.length_contrasts import CONTRASTS
 from quatsphere.study.plan import CONTROL_ROWS, LAYOUT_ROWS, PRECISION_ROWS, READING_ROWS, TRANSPORT_ROWS
 from quatsphere.study.results import CellRecord
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, by_seed, estimate_contrast, mean
-from quatsphere.study.tables import NONE, Table, format_estimate, format_verdict
+from quatsphere.study.table_formats import NONE, Table, format_estimate, format_verdict
 from quatsphere.study.variants import STANDS_FOR, VARIANTS, dataset_title
 
 ABLATION = {

@@ -21,9 +21,9 @@ from quatsphere.models import Model
 from quatsphere.optim import Optimisers, repel
 from quatsphere.torch_operators import record_function
 from quatsphere.train.batches import Batch
+from quatsphere.train.cuda_graph import CudaRecorder, RecordedPass, Recorder
 from quatsphere.train.distributed import Team
 from quatsphere.train.losses import AuxiliaryLosses, cross_entropy
-from quatsphere.train.recorded import CudaRecorder, RecordedPass, Recorder
 
 _log = logging.getLogger("quatsphere")
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -27,7 +27,7 @@ from quatsphere.report.figures.style import (
     on_phone,
     styled,
 )
-from quatsphere.study.curve import PAPER_IMAGES, Curve
+from quatsphere.study.length_contrasts import PAPER_IMAGES, Curve
 from quatsphere.study.statistics import Estimate
 
 
@@ -115,7 +115,7 @@ def contrast_curves(curves: Sequence[Curve], caption: str) -> Figure:
     Dots are seeds, bars are intervals, the diamond is the paper's value at the paper's length.
 
     Args:
-        curves: one curve per panel, as from `quatsphere.study.curve.curves(records)`.
+        curves: one curve per panel, as from `quatsphere.study.length_contrasts.curves(records)`.
         caption: text below the figure.
     """
     figure, rows, columns = new_panels(len(curves), 4, 1.75, extra=0.6)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quatsphere.errors import CheckpointError
 from quatsphere.study.results import CellRecord
 from quatsphere.study.statistics import LEVEL, MIN_SEEDS, Estimate, Verdict
-from quatsphere.study.tables import NONE, Table, format_estimate
+from quatsphere.study.table_formats import NONE, Table, format_estimate
 from quatsphere.study.variants import TRAIN_IMAGES, VARIANTS
 from quatsphere.train.evaluation import unpack_indices
 

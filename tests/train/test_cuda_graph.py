@@ -12,8 +12,8 @@ import torch
 from quatsphere.config import OptimConfig, TrainConfig
 from quatsphere.models import build_model, model_config
 from quatsphere.train.batches import Batch
+from quatsphere.train.cuda_graph import WARM_UP
 from quatsphere.train.losses import smooth_targets
-from quatsphere.train.recorded import WARM_UP
 from quatsphere.train.step import OptimisationStep
 
 SIZES = {"dim": 8, "heads": 2, "base_vertices": 16, "shells": 2, "neighbours": 4, "backend": "factored"}

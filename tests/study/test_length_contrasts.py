@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatsphere.study.curve import (
+from quatsphere.study.length_contrasts import (
     CONTRASTS,
     Curve,
     CurvePoint,
