@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+
+from paired_steps import alternate, cells, start
 
 import quatsphere
 
@@ -46,23 +44,6 @@ TRICKS: dict[str, list[tuple[str, str, str]]] = {
     "malloc without trimming": [("runtime.py", "    return all(mallopt(name", "    return False and all(mallopt(name")],
 }
 """trick -> (file, text, replacement)."""
-WORKER = """
-import sys, time
-from quatsphere import runtime
-runtime.disable_malloc_trimming()
-import torch
-from quatsphere.bench.step import MODEL_SIZES, TrainingStep
-size, batch, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.set_num_threads(threads)
-now = time.process_time if threads == 1 else time.perf_counter
-step = TrainingStep("qsv", batch, **MODEL_SIZES[size].get("qsv", {}))
-step(), step()
-for _ in sys.stdin:
-    start = now()
-    step()
-    print(1000 * (now() - start), flush=True)
-"""
-Timer = Callable[[], float]
 
 
 def remove(trick: str, folder: Path) -> Path:
@@ -77,28 +58,6 @@ def remove(trick: str, folder: Path) -> Path:
             raise SystemExit(f"{name} does not contain {text!r} once; correct the table of this script")
         path.write_text(content.replace(text, replacement))
     return folder
-
-
-def start(folder: Path, size: str, batch: int, threads: int) -> Timer:
-    """Start a process that takes a step and returns its milliseconds at every call."""
-    command = [sys.executable, "-c", WORKER, size, str(batch), str(threads)]
-    environment = {
-        "PYTHONPATH": str(folder),
-        "OMP_NUM_THREADS": str(threads),
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder),
-    }
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    write, read = process.stdin, process.stdout
-
-    def timed() -> float:
-        write.write("\n")
-        write.flush()
-        return float(read.readline())
-
-    return timed
 
 
 def main() -> None:
@@ -116,21 +75,13 @@ def main() -> None:
     sizes = {"paper": (options.batch, options.rounds), "study": (32, 8 * options.rounds)}
     with tempfile.TemporaryDirectory() as folder:
         whole = remove("", Path(folder) / "whole")
-        kept = {size: start(whole, size, batch, options.threads) for size, (batch, _) in sizes.items()}
+        kept = {size: start(str(whole), size, batch, options.threads) for size, (batch, _) in sizes.items()}
         for number, trick in enumerate(options.only):
             without = remove(trick, Path(folder) / str(number))
             for size, (batch, rounds) in sizes.items():
-                timers = kept[size], start(without, size, batch, options.threads)
-                times = list(zip(*([timer() for timer in timers] for _ in range(rounds + 1)), strict=True))
-                print_row(trick, f"{size}, {batch}", *(column[1:] for column in times))
-
-
-def print_row(trick: str, model: str, kept: tuple[float, ...], removed: tuple[float, ...]) -> None:
-    """Print best and median times, the ratio of the best ones and the median of the paired ratios."""
-    cells = [f"{min(x):.1f} ({statistics.median(x):.1f})" for x in (kept, removed)]
-    low, middle, high = statistics.quantiles((b / a for a, b in zip(kept, removed, strict=True)), n=4)
-    ratios = [f"{min(removed) / min(kept):.3f}", f"{middle:.3f} ({low:.3f}-{high:.3f})"]
-    print("| " + " | ".join([trick, model, *cells, *ratios]) + " |", flush=True)
+                timers = kept[size], start(str(without), size, batch, options.threads)
+                row = [trick, f"{size}, {batch}", *cells(*alternate(timers, rounds))]
+                print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":
