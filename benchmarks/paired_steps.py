@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 BATCH = {"paper": 64, "lite": 32, "study": 32}
 SETTINGS = "import json; from quatsphere.bench.step import MODEL_SIZES; print(json.dumps(MODEL_SIZES))"
@@ -49,14 +50,9 @@ def start(tree: str, size: str, batch: int, threads: int, variant: str = "qsv") 
     sizes = json.loads(subprocess.run([sys.executable, "-c", SETTINGS], check=True, capture_output=True).stdout)
     settings = {key: value for key, value in sizes[size].get("qsv", {}).items() if key != "name"}
     command = [sys.executable, "-c", WORKER, variant, str(batch), str(threads), json.dumps(settings)]
-    environment = os.environ | {
-        "PYTHONPATH": tree,
-        "OMP_NUM_THREADS": str(threads),
-        "HOME": tempfile.mkdtemp(dir=HOMES.name),
-    }
-    process = subprocess.Popen(
-        command, env=os.environ | changes, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    changes = {"PYTHONPATH": tree, "OMP_NUM_THREADS": str(threads), "HOME": tempfile.mkdtemp(dir=HOMES.name)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=os.environ | changes, **pipes)
     assert process.stdin is not None
     assert process.stdout is not None
     write, read = process.stdin, process.stdout
