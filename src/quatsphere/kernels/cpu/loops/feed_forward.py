@@ -24,9 +24,11 @@ from quatsphere.kernels.cpu.loops.hamilton_products import (
 from quatsphere.kernels.cpu.loops.jit import compiled, has_avx512, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualInput, add_residual, prefetch_residual
 from quatsphere.kernels.cpu.loops.simd import (
+    COLUMN_LANES,
     WIDE_LANES,
     broadcast_wide,
     fma,
+    load_columns,
     load_wide,
     mask_vector,
     pointers,
@@ -125,15 +127,15 @@ def matmul(left, right, width, columns, out):
 @inlined
 def activate(table, count):
     """gelu in place."""
-    for at in range(0, count, WIDE_LANES):
-        store(table, at, gelu(load_wide(table, at)))
+    for at in range(0, count, COLUMN_LANES):
+        store(table, at, gelu(load_columns(table, at)))
 
 
 @inlined
 def store_with_slope(tables, at, vector):
     """tables = (activation, its gradient): gelu of the activation in place, gradient = vector times gelu's slope."""
     activation, gradient = tables
-    value, slope = gelu_with_slope(load_wide(activation, at))
+    value, slope = gelu_with_slope(load_columns(activation, at))
     store(activation, at, value)
     store(gradient, at, slope * vector)
 

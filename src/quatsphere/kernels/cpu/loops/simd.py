@@ -2,7 +2,8 @@
 
 Numba leaves vectorisation to LLVM, which neither handles (..., 4) layouts nor keeps a tile of accumulators in
 registers. `load`, `store`, `fma` and the operators here work on eight lanes (one AVX register of float32, two of
-float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of AVX).
+float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of AVX),
+those of `columns` on one register of either.
 Nothing is reassociated, so results do not depend on how the work is split.
 """
 
@@ -16,10 +17,12 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.cpu.loops.jit import inlined, instruction
+from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
 
 ir = cgutils.ir  # llvmlite.ir
 WIDE_LANES = 16
+COLUMN_LANES = WIDE_LANES if has_avx512() else LANES
+"""Lanes of a register of float32, for loops that fill all registers with sums; does not affect the result."""
 FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(), 8, 64)}
 """LLVM type, bytes and bits of a scalar."""
 
@@ -230,6 +233,9 @@ def broadcast(typingctx: Any, array: Any, index: Any) -> Any:
 def broadcast_wide(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index] in sixteen lanes, index >= 0."""
     return _broadcast(array, WIDE_LANES)
+
+
+load_columns, broadcast_columns = (load_wide, broadcast_wide) if has_avx512() else (load, broadcast)
 
 
 @instruction
