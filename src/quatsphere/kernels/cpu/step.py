@@ -120,7 +120,8 @@ def _run(
     from quatsphere.kernels.cpu.loops.step import StepArguments, run_step
 
     (shells, inputs, sizes, post), (B, _, d) = arguments, tokens.shape
-    rows = torch_backend.narrow_product(tokens.flatten(0, 1), first).view(tokens.shape)
+    x, paired = tokens.flatten(0, 1), _is_paired(first)
+    rows = x.to(first.dtype) @ first.T if paired else torch_backend.narrow_product(x, first)
     fields = empty_fields(tokens, source, target)
     aggregated, out = tokens.new_empty(B, sizes.targets, d), tokens.new_empty(B, sizes.targets, d)
     hidden, x = flat(rows), flat(tokens)
@@ -133,7 +134,7 @@ def _run(
         post._replace(keep=flat_mask(masks[1], out.numel()), residual=post.residual._replace(x=x)),
     )
     run_step(complete, flat(aggregated), flat(out))
-    return out, rows, fields[0], fields[1], aggregated
+    return out, rows.view(tokens.shape), fields[0], fields[1], aggregated
 
 
 @backward_operator(step, ("gradient", "rows", "source_field", "target_field", "aggregated"))
@@ -192,7 +193,8 @@ def _first_layer_backward(rows_grad: Tensor, tokens: Tensor, first: Tensor, toke
 def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     source, target, neighbours = rest[5], rest[6], rest[11]
     out = tokens.new_empty(tokens.shape[0], neighbours.shape[0], tokens.shape[2])
-    return out, tokens.new_empty(tokens.shape), *empty_fields(tokens, source, target), out.new_empty(out.shape)
+    rows = tokens.new_empty(tokens.shape, dtype=rest[0].dtype if _is_paired(rest[0]) else tokens.dtype)
+    return out, rows, *empty_fields(tokens, source, target), out.new_empty(out.shape)
 
 
 @step_backward.register_fake

@@ -1,6 +1,5 @@
-"""Numbers in bfloat16, the upper halves of float32: reading and writing them, and products of pairs (AVX-512 BF16).
+"""Products of pairs of bfloat16 numbers (AVX-512 BF16). An array of pairs has the type float32, of the same size.
 
-NumPy has no such type: an array of them has the type uint16, and one of *pairs*, the operands of a product, float32.
 Two products of bfloat16 numbers and a sum are one instruction, which adds in float32.
 """
 
@@ -9,6 +8,7 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
+from quatsphere.kernels.cpu.loops.bfloat16_arrays import BFloat
 from quatsphere.kernels.cpu.loops.jit import host_has, instruction
 from quatsphere.kernels.cpu.loops.simd import (
     WIDE_LANES,
@@ -22,20 +22,7 @@ PAIRS = Vector(types.float32, WIDE_LANES)
 """Sixteen pairs in a register; the lanes are no numbers."""
 
 
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not define."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-NARROW = ir.VectorType(_BFloat(), 2 * WIDE_LANES)
+NARROW = ir.VectorType(BFloat(), 2 * WIDE_LANES)
 WIDE = vector_type(types.float32, WIDE_LANES)
 
 

@@ -319,3 +319,15 @@ def _(x: Any) -> Any:
 @chosen_by_type(gelu)
 def _(x: Any) -> Any:
     return lambda x: gelu_with_slope(x)[0]
+
+
+def gelu_of_rows(x: Any, rows: Any) -> Any:
+    """(x Φ(x), its slope) as accurate as the array that x was read from, of float32, float64 or bfloat16."""
+    raise NotImplementedError("compiled code only")
+
+
+@chosen_by_type(gelu_of_rows)
+def _(x: Any, rows: Any) -> Any:
+    if rows.dtype == types.uint16 and has_avx512():
+        return lambda x, rows: short_gelu_with_slope(x)
+    return lambda x, rows: gelu_with_slope(x)

@@ -3,8 +3,8 @@
 Numba leaves vectorisation to LLVM, which neither handles (..., 4) layouts nor keeps a tile of accumulators in
 registers. `load`, `store`, `fma` and the operators here work on eight lanes (one AVX register of float32, two of
 float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of AVX),
-those of `columns` on one register of either.
-Nothing is reassociated, so results do not depend on how the work is split.
+those of `columns` on one register of either. Nothing is reassociated, so results do not depend on how the work is
+split. Arrays of uint16 hold bfloat16 numbers, which are read and written as float32.
 """
 
 import operator
@@ -17,6 +17,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from quatsphere.kernels.cpu.loops import LANES
+from quatsphere.kernels.cpu.loops.bfloat16_arrays import number_type, read, write
 from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
 
 ir = cgutils.ir  # llvmlite.ir
@@ -149,10 +150,15 @@ def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
 
 
 def _load(array: Any, lanes: int) -> Any:
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return load_lanes(builder, address_of(context, builder, array, *args), array.dtype, lanes)
+    number = number_type(array.dtype)
 
-    return Vector(array.dtype, lanes)(array, types.intp), code
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, *args)
+        if number != array.dtype:
+            return read(builder, address, vector_type(number, lanes))
+        return load_lanes(builder, address, number, lanes)
+
+    return Vector(number, lanes)(array, types.intp), code
 
 
 @instruction
@@ -171,10 +177,29 @@ def load_wide(typingctx: Any, array: Any, index: Any) -> Any:
 def load_scalar(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index] of a flat array for an index >= 0, without Python's treatment of negative ones."""
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(address_of(context, builder, array, *args))
+    number = number_type(array.dtype)
 
-    return array.dtype(array, types.intp), code
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, *args)
+        return builder.load(address) if number == array.dtype else read(builder, address, FLOATS[number][0])
+
+    return number(array, types.intp), code
+
+
+@instruction
+def store_scalar(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
+    """array[index] = number for an index >= 0."""
+    rounded = number_type(array.dtype)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, args[0], args[1])
+        if rounded == array.dtype:
+            builder.store(args[2], address)
+        else:
+            write(builder, address, args[2])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, rounded), code
 
 
 @instruction
@@ -183,6 +208,9 @@ def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         address = address_of(context, builder, array, args[0], args[1])
+        if number_type(array.dtype) != array.dtype:
+            write(builder, address, args[2])
+            return context.get_dummy_value()
         pointer = builder.bitcast(address, vector_type(array.dtype, vector.lanes).as_pointer())
         builder.store(args[2], pointer, align=FLOATS[array.dtype][1])
         return context.get_dummy_value()
@@ -353,38 +381,6 @@ def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
         return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * lanes)), args[0].type)
 
     return vector(vector, types.int64), code
-
-
-@inlined
-def load_partial(array, index, count):
-    """array[index : index + count], zero in the other lanes."""
-    if count == LANES:
-        return load(array, index)
-    vector = splat(array, 0.0)
-    for lane in range(count):
-        vector = insert(vector, lane, array[index + lane])
-    return vector
-
-
-@inlined
-def store_partial(array, index, count, vector):
-    """array[index : index + count] = the first `count` lanes."""
-    if count == LANES:
-        store(array, index, vector)
-    else:
-        for lane in range(count):
-            array[index + lane] = extract(vector, lane)
-
-
-@inlined
-def mask_lanes(mask, index, count, vector):
-    """The vector with zeros where mask[index : index + count] is zero; the other lanes unchanged."""
-    if count == LANES:
-        return mask_vector(mask, index, vector)
-    for lane in range(count):
-        if mask[index + lane] == 0:
-            vector = insert(vector, lane, 0.0)
-    return vector
 
 
 @inlined
