@@ -65,7 +65,7 @@ def _gradients(sizes: Any, weights: Any, shape: tuple[int, ...], inputs: Any) ->
 
     gradient, x, keep = inputs
     out = x.new_empty(x.shape)
-    parts = [x.new_empty(token_chunks(sizes), sizes.heads, *shape) for _ in range(2)]
+    parts = [gradient.new_empty(token_chunks(sizes), sizes.heads, *shape) for _ in range(2)]
     given, into = (flat(x), flat_mask(keep, x.numel()), flat(gradient)), (flat(out), flat(parts[0]), flat(parts[1]))
     run_feed_forward_backward(sizes, weights, given, into)
     return [out, *(sum_in_order(part, 0) for part in parts)]

@@ -123,7 +123,8 @@ def _run(
     x, paired = tokens.flatten(0, 1), _is_paired(first)
     rows = x.to(first.dtype) @ first.T if paired else torch_backend.narrow_product(x, first)
     fields = empty_fields(tokens, source, target)
-    aggregated, out = tokens.new_empty(B, sizes.targets, d), tokens.new_empty(B, sizes.targets, d)
+    out = tokens.new_empty(B, sizes.targets, d)
+    aggregated = out.new_empty(out.shape, dtype=rows.dtype)
     hidden, x = flat(rows), flat(tokens)
     source_field, target_field = flat(fields[0]), flat(fields[0 if target is None else 1])
     keep_edges = flat_mask(masks[0], B * sizes.targets * sizes.neighbours * sizes.heads)
@@ -193,8 +194,9 @@ def _first_layer_backward(rows_grad: Tensor, tokens: Tensor, first: Tensor, toke
 def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     source, target, neighbours = rest[5], rest[6], rest[11]
     out = tokens.new_empty(tokens.shape[0], neighbours.shape[0], tokens.shape[2])
-    rows = tokens.new_empty(tokens.shape, dtype=rest[0].dtype if _is_paired(rest[0]) else tokens.dtype)
-    return out, rows, *empty_fields(tokens, source, target), out.new_empty(out.shape)
+    kind = rest[0].dtype if _is_paired(rest[0]) else tokens.dtype
+    rows, aggregated = tokens.new_empty(tokens.shape, dtype=kind), out.new_empty(out.shape, dtype=kind)
+    return out, rows, *empty_fields(tokens, source, target), aggregated
 
 
 @step_backward.register_fake

@@ -36,12 +36,14 @@ from quatsphere.kernels.cpu.loops.simd import (
     COLUMN_LANES,
     WIDE_LANES,
     load_columns,
+    load_scalar,
     load_wide,
     mask_vector,
     pointers,
     prefetch,
     shifted,
     store,
+    store_scalar,
 )
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, allocate, parallel_for
 
@@ -140,7 +142,7 @@ def read_block(tensor, sizes, head, first, table):
         for token in range(BLOCK_TOKENS):
             for channel in range(C):
                 inside = first + token < sizes.tokens and channel < sizes.channels
-                table[token * C + channel] = tensor[start + token * row + channel] if inside else 0.0
+                table[token * C + channel] = load_scalar(tensor, start + token * row + channel) if inside else 0.0
 
 
 @inlined
@@ -154,7 +156,7 @@ def write_block(table, sizes, head, first, tensor):
     else:
         for token in range(min(BLOCK_TOKENS, sizes.tokens - first)):
             for channel in range(sizes.channels):
-                tensor[start + token * row + channel] = table[token * C + channel]
+                store_scalar(tensor, start + token * row + channel, table[token * C + channel])
 
 
 @inlined
@@ -362,11 +364,11 @@ def run_feed_forward(
     sizes: FeedForwardSizes, weights: Any, x: Any, keep: Any, residual: ResidualInput, out: Any
 ) -> None:
     """y (N, H, C) from x (N, H, C)."""
-    _run_items(feed_forward_items, sizes, out.size, x.dtype, weights, x, keep, residual, out)
+    _run_items(feed_forward_items, sizes, out.size, out.dtype, weights, x, keep, residual, out)
 
 
 def run_feed_forward_backward(
     sizes: FeedForwardSizes, weights: Any, inputs: tuple[Any, Any, Any], into: tuple[Any, Any, Any]
 ) -> None:
     """Gradients of x and partial sums of the weights' from (x, keep, gradient of y)."""
-    _run_items(feed_forward_backward_items, sizes, inputs[0].size, inputs[0].dtype, weights, inputs, into)
+    _run_items(feed_forward_backward_items, sizes, inputs[0].size, inputs[2].dtype, weights, inputs, into)

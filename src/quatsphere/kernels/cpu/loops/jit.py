@@ -8,6 +8,7 @@ import os
 import pickle
 import stat
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ INTERNAL: dict[str, Any] = {
 """Options of functions without a Python entry point, which halves the time to compile."""
 
 
+@cache
 def host_has(feature: str) -> bool:
     """Return True if Numba's target processor, which NUMBA_CPU_FEATURES may override, has a feature of LLVM's name."""
     features = getattr(config, "CPU_FEATURES", None)

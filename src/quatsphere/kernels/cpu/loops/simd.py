@@ -134,7 +134,18 @@ def shifted(typingctx: Any, pointer: Any, count: Any) -> Any:
 
 def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
     """Vector of `lanes` elements at an address."""
+    if number_type(scalar) != scalar:
+        return read(builder, address, vector_type(number_type(scalar), lanes))
     return builder.load(builder.bitcast(address, vector_type(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
+
+
+def store_lanes(builder: Any, address: Any, scalar: Any, vector: Any) -> None:
+    """Store a vector at an address of elements `scalar`."""
+    if number_type(scalar) != scalar:
+        write(builder, address, vector)
+        return
+    pointer = builder.bitcast(address, vector_type(scalar, vector.type.count).as_pointer())
+    builder.store(vector, pointer, align=FLOATS[scalar][1])
 
 
 def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
@@ -150,15 +161,10 @@ def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
 
 
 def _load(array: Any, lanes: int) -> Any:
-    number = number_type(array.dtype)
-
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = address_of(context, builder, array, *args)
-        if number != array.dtype:
-            return read(builder, address, vector_type(number, lanes))
-        return load_lanes(builder, address, number, lanes)
+        return load_lanes(builder, address_of(context, builder, array, *args), array.dtype, lanes)
 
-    return Vector(number, lanes)(array, types.intp), code
+    return Vector(number_type(array.dtype), lanes)(array, types.intp), code
 
 
 @instruction
@@ -207,12 +213,7 @@ def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
     """array[index : index + lanes] = vector."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = address_of(context, builder, array, args[0], args[1])
-        if number_type(array.dtype) != array.dtype:
-            write(builder, address, args[2])
-            return context.get_dummy_value()
-        pointer = builder.bitcast(address, vector_type(array.dtype, vector.lanes).as_pointer())
-        builder.store(args[2], pointer, align=FLOATS[array.dtype][1])
+        store_lanes(builder, address_of(context, builder, array, args[0], args[1]), array.dtype, args[2])
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), code
