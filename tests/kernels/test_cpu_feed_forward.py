@@ -18,7 +18,7 @@ from quatsphere.randomness import keep_scale
 
 SCALE = keep_scale(0.1)
 """Not representable in float32: it must be rounded once."""
-PAIRED = cpu.available() and cpu_feed_forward.multiplies_pairs()
+PAIRED = cpu.available() and cpu_feed_forward.pairs_available()
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 
 

@@ -52,7 +52,7 @@ def paired_backward(
     return [out, conjugate(up_gradient).transpose(1, 2).contiguous(), down_gradient.contiguous()]
 
 
-def multiplies_pairs() -> bool:
+def pairs_available() -> bool:
     """Return True if the processor has the products in bfloat16 that `PairedWeights` need."""
     from quatsphere.kernels.cpu.loops import bfloat16
 

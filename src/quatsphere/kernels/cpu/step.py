@@ -15,8 +15,8 @@ from quatsphere.kernels.cpu.attention import attention_arguments, attention_grad
 from quatsphere.kernels.cpu.feed_forward import (
     feed_forward_arguments,
     feed_forward_backward,
-    multiplies_pairs,
     paired_backward,
+    pairs_available,
 )
 from quatsphere.kernels.cpu.field import empty_fields, perturb_backward, shell_arguments
 from quatsphere.kernels.cpu.resample import residual_grad, residual_input
@@ -90,7 +90,7 @@ def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
 
 def _is_paired(first: Tensor) -> bool:
     """Return True if the Hamilton block multiplies in bfloat16, too: where the processor has instructions for it."""
-    return first.dtype == torch.bfloat16 and multiplies_pairs()
+    return first.dtype == torch.bfloat16 and pairs_available()
 
 
 def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes: Any, paired: bool) -> Any:

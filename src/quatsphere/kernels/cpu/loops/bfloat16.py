@@ -18,7 +18,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     vector_type,
 )
 
-PAIRS = Vector(types.float32, WIDE_LANES)
+PAIR_VECTOR = Vector(types.float32, WIDE_LANES)
 """Sixteen pairs in a register; the lanes are no numbers."""
 
 
@@ -45,7 +45,7 @@ def add_products(typingctx: Any, total: Any, a: Any, b: Any) -> Any:
         sides = [builder.bitcast(side, NARROW) for side in args[1:]]
         return _call(builder, "dpbf16ps", WIDE, args[0], *sides)
 
-    return PAIRS(PAIRS, PAIRS, PAIRS), code
+    return PAIR_VECTOR(PAIR_VECTOR, PAIR_VECTOR, PAIR_VECTOR), code
 
 
 def _rounded(builder: Any, first: Any, second: Any) -> Any:
@@ -59,7 +59,7 @@ def adjacent_pairs(typingctx: Any, first: Any, second: Any) -> Any:
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(_rounded(builder, *args), WIDE)
 
-    return PAIRS(PAIRS, PAIRS), code
+    return PAIR_VECTOR(PAIR_VECTOR, PAIR_VECTOR), code
 
 
 @instruction
@@ -70,4 +70,4 @@ def lane_pairs(typingctx: Any, first: Any, second: Any) -> Any:
         both, order = _rounded(builder, *args), [lane + half for lane in range(WIDE_LANES) for half in (0, WIDE_LANES)]
         return builder.bitcast(builder.shuffle_vector(both, both, shuffle_mask(order)), WIDE)
 
-    return PAIRS(PAIRS, PAIRS), code
+    return PAIR_VECTOR(PAIR_VECTOR, PAIR_VECTOR), code

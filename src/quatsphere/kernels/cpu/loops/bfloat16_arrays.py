@@ -8,10 +8,10 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
-ir = cgutils.ir  # llvmlite.ir
+_ir = cgutils.ir  # llvmlite.ir
 
 
-class BFloat(ir.Type):
+class BFloat(_ir.Type):
     """LLVM's bfloat, which llvmlite does not define."""
 
     def _to_string(self) -> str:
@@ -30,8 +30,8 @@ def number_type(scalar: Any) -> Any:
 
 
 def _address(builder: Any, address: Any, like: Any) -> tuple[Any, Any]:
-    vector = isinstance(like, ir.VectorType)
-    kind = ir.VectorType(BFloat(), like.count) if vector else BFloat()
+    vector = isinstance(like, _ir.VectorType)
+    kind = _ir.VectorType(BFloat(), like.count) if vector else BFloat()
     return kind, builder.bitcast(address, kind.as_pointer())
 
 

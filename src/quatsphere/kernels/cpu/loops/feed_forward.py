@@ -297,14 +297,14 @@ def paired_block_gradients(sizes, weights, block, head, first, inputs, into, par
     add_paired_weight_gradients(sizes, block, BLOCK_TOKENS, shifted(into[1], sums), shifted(into[2], sums))
 
 
-def block_gradients(
+def block_backward(
     sizes: Any, weights: Any, block: Any, head: Any, first: Any, inputs: Any, into: Any, part: Any
 ) -> None:
     """Gradients of one block of tokens, read before; those of the weights are added to this part of the sums."""
     raise NotImplementedError("compiled code only")
 
 
-@chosen_by_type(block_gradients)
+@chosen_by_type(block_backward)
 def _(sizes: Any, weights: Any, block: Any, head: Any, first: Any, inputs: Any, into: Any, part: Any) -> Any:
     function = paired_block_gradients if weights.instance_class is PairedWeights else packed_block_gradients
     return lambda sizes, weights, block, head, first, inputs, into, part: function(
@@ -332,7 +332,7 @@ def feed_forward_backward_items(items, sizes, weights, inputs, into, block):
                 read_block(inputs[2], sizes, head, first, block.gradient)
                 apply_dropout(block.gradient, inputs[1], sizes, head, first)
                 prefetch_next(inputs[0], sizes, head, first)
-                block_gradients(sizes, weights, block, head, first, inputs, into, part + head)
+                block_backward(sizes, weights, block, head, first, inputs, into, part + head)
 
 
 def token_chunks(sizes: FeedForwardSizes) -> int:
