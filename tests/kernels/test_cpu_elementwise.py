@@ -24,7 +24,7 @@ def fused(x: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     from quatsphere.kernels.cpu.loops.jit import has_avx512
     from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, load_wide, store
 
-    if name == "gelu_by_table" and not has_avx512():
+    if name in ("gelu_by_table", "short_gelu_with_slope") and not has_avx512():
         pytest.skip("needs AVX-512")
     both = getattr(elementwise, name)
 
@@ -45,6 +45,7 @@ IMPLEMENTATIONS = [
     ("gelu_with_slope", np.float32, 4e-7, 1e-6),
     ("gelu_by_table", np.float32, 1e-7, 7e-7),
     ("gelu_by_roots", np.float32, 4e-7, 1e-6),
+    ("short_gelu_with_slope", np.float32, 2e-5, 3e-4),
 ]
 
 

@@ -18,6 +18,7 @@ from quatsphere.randomness import keep_scale
 
 SCALE = keep_scale(0.1)
 """Not representable in float32: it must be rounded once."""
+PAIRED = cpu.available() and cpu_feed_forward.pairs_available()
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="numba is not installed")
 
 
@@ -110,3 +111,31 @@ def test_chunks_are_even(tokens: int) -> None:
     assert chunk % BLOCK_TOKENS == 0
     assert BLOCK_TOKENS <= chunk <= MAX_CHUNK_TOKENS
     assert chunks * chunk - tokens < max(1, chunks) * BLOCK_TOKENS  # chunks differ by less than a block
+
+
+@pytest.mark.skipif(not PAIRED, reason="the processor has no products in bfloat16")
+@given(
+    st.integers(1, 120), st.integers(1, 5), st.integers(1, 8), st.integers(1, 4), st.integers(0, 10**6), st.booleans()
+)
+def test_paired_block_rounds_factors_only(
+    tokens: int, heads: int, channels: int, expansion: int, seed: int, dropped: bool
+) -> None:
+    """Factors have eight bits: each of the at most four on the way to a gradient adds an error of at most 2^-9."""
+    x, up, down = (part.float() for part in make(seed, (tokens,), heads, 4 * channels, 4 * channels * expansion))
+    keep, gradient = x > -0.8 if dropped else None, torch.randn_like(x)
+    found = cpu_feed_forward.paired_backward(gradient, x, up, down, keep, SCALE)
+    leaves = [part.double().requires_grad_() for part in (x, up, down)]
+    expected = torch.autograd.grad(plain(*leaves, keep, SCALE), leaves, gradient.double())
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm()) <= 2**-6 * float(other.norm()) + 1e-6
+
+
+@pytest.mark.skipif(not PAIRED, reason="the processor has no products in bfloat16")
+def test_paired_block_is_bit_identical_for_any_number_of_threads() -> None:
+    x, up, down = (part.float() for part in make(0, (7000,), 3, 16, 64))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(cpu_feed_forward.paired_backward(x, x, up, down, None, SCALE))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

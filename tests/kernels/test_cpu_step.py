@@ -42,7 +42,7 @@ def test_equals_separate_operators(
 
 
 @pytest.mark.parametrize("cross", [False, True])
-def test_autocast_narrows_the_first_product_only(cross: bool) -> None:
+def test_autocast_narrows_factors_of_products_only(cross: bool) -> None:
     """Values and gradients under autocast are those in float64 up to the rounding of bfloat16 factors, eight bits."""
     step, rules = make(3, (3, 12, 8, 2, 5), cross, dropped=True), ("alignment", "sandwich")
     exact = run(parts, step, torch.float64, rules, "factored")

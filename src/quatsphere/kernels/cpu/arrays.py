@@ -13,8 +13,9 @@ from quatsphere.kernels.cpu.loops import LANES
 
 
 def array(tensor: Tensor) -> Any:
-    """The tensor as a numpy array, without a copy."""
-    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    """The tensor as a numpy array, without a copy; bfloat16 as its bits, in uint16."""
+    bare = tensor.detach() if tensor.requires_grad else tensor
+    return (bare.view(torch.uint16) if bare.dtype == torch.bfloat16 else bare).numpy()
 
 
 def flat(tensor: Tensor) -> Any:

@@ -91,10 +91,10 @@ def perturb_backward(
     packed = _packed_rows(source, target)
     limits, network = _checked(bounds, target), _lane_network((hidden, inner, weight, bias), packed)
     bases = [source] if target is None else [source, target]
-    mixed, nothing = _flat_mixing(mixing, network), network.arrays[0][:0]
+    mixed, (nothing, no_weights) = _flat_mixing(mixing, network), [x[:0] for x in network.arrays[:2]]
     rows = [hidden.new_empty(len(hidden), len(base), hidden.shape[2]) for base in bases]
     shells = [_arguments(network, source, source_gradient, None, limits[0])]
-    mixing_grads = [MixingGrad(nothing, 0, reverse_graph(NO_INDICES, 1, len(base)), nothing) for base in bases]
+    mixing_grads = [MixingGrad(nothing, 0, reverse_graph(NO_INDICES, 1, len(base)), no_weights) for base in bases]
     if target is not None:
         shells.append(_arguments(network, target, target_gradient, mixed, limits[1]))
     if target is not None and mixed is not None:
@@ -116,7 +116,7 @@ def _network_gradients(
     width, blocks, packed = network.sizes.width, network.sizes.blocks, network.sizes.packed
     tiles = [tile_count(shell[0]) for shell in shells]
     shapes = ((blocks, width, LANES), (blocks, width, 3, LANES), (blocks, 3, LANES), (LANES,))
-    parts = [np.zeros((sum(tiles), *shape), network.arrays[0].dtype) for shape in shapes]
+    parts = [np.zeros((sum(tiles), *shape), network.arrays[1].dtype) for shape in shapes]
     for number, shell in reversed(list(enumerate(shells))):
         own = slice(sum(tiles[:number]), sum(tiles[: number + 1]))
         into = FieldGrads(flat(rows[number]), flat(bases[number]), *(part[own].reshape(-1) for part in parts))
@@ -152,7 +152,7 @@ def _arguments(network: LaneNetwork, base: Tensor, out: Tensor, mixing: Any, bou
     from quatsphere.kernels.cpu.loops.field import FieldArrays
 
     sizes, vertices = network.sizes, len(base)
-    indices, weights, terms = mixing or (NO_INDICES, network.arrays[0][:0], 0)
+    indices, weights, terms = mixing or (NO_INDICES, network.arrays[1][:0], 0)
     given = sizes.rows if mixing is None else len(indices) // terms
     if given != vertices or len(weights) != len(indices):
         raise ConfigError(f"a shell of {vertices} vertices needs as many rows of hidden or of a mixture: got {given}")
@@ -165,7 +165,7 @@ def _flat_mixing(mixing: Any, network: LaneNetwork) -> tuple[Any, Any, int] | No
     indices, weights = mixing
     if indices is None or weights is None or not indices.numel():
         return None
-    return flat(indices), flat(weights).astype(network.arrays[0].dtype, copy=False), indices.shape[1]
+    return flat(indices), flat(weights).astype(network.arrays[1].dtype, copy=False), indices.shape[1]
 
 
 def _packed_rows(source: Tensor, target: Tensor | None) -> int:

@@ -12,7 +12,12 @@ from torch import Tensor
 from quatsphere.kernels import torch_backend
 from quatsphere.kernels.cpu.arrays import argument_cache, flat, flat_mask
 from quatsphere.kernels.cpu.attention import attention_arguments, attention_gradients
-from quatsphere.kernels.cpu.feed_forward import feed_forward_arguments, feed_forward_backward
+from quatsphere.kernels.cpu.feed_forward import (
+    feed_forward_arguments,
+    feed_forward_backward,
+    paired_backward,
+    pairs_available,
+)
 from quatsphere.kernels.cpu.field import empty_fields, perturb_backward, shell_arguments
 from quatsphere.kernels.cpu.resample import residual_grad, residual_input
 from quatsphere.torch_operators import (
@@ -53,15 +58,16 @@ def step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """keep_update FFN(attention(x)) + residual for tokens x (B, S, d).
 
-    first (d, d), inner, weight and bias are the perturbation network (the product with `first` and its gradients are
-    computed in the dtype of `first`, float or bfloat16); source and target the bases of the shells with their bounds;
-    up and down the Hamilton block; gate, indices and mix_weights the interpolated residual. A step within a shell has
-    no target, no interpolation and no gate. Returns the result (B, T, d) and, for the gradient, the network's hidden
-    rows (B, S, d), both fields (the second empty within a shell) and the aggregate (B, T, d).
+    first (d, d), inner, weight and bias are the perturbation network; source and target the bases of the shells with
+    their bounds; up and down the Hamilton block; gate, indices and mix_weights the interpolated residual. A step within
+    a shell has no target, no interpolation and no gate. The product with `first` and its gradients are computed in the
+    dtype of `first`, float or bfloat16, and so is the Hamilton block where the processor has instructions for it.
+    Returns the result (B, T, d) and, for the gradient, the network's hidden rows (B, S, d), both fields (the second
+    empty within a shell) and the aggregate (B, T, d).
     """
     parameters = (inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights)
     dropped, scales = (keep_edges is not None, keep_update is not None), (edge_scale, update_scale)
-    arguments = _arguments(tokens, parameters, dropped, scales, (routing, transport))
+    arguments = _arguments(tokens, parameters, dropped, scales, (routing, transport), _is_paired(first))
     return _run(arguments, tokens, first, source, target, (keep_edges, keep_update))
 
 
@@ -75,13 +81,19 @@ def infer(tokens: Tensor, first: Tensor, *rest: Any) -> Tensor:
     copied = [x for x in (inner, weight, bias, bounds, beta, gate, mix_weights, up, down) if x is not None]
     copied += [x for x in arrays if not x.is_contiguous()]
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in used_in_place)
-    key = (places, gate is None, tokens.shape, tokens.dtype, dropped, scales, modes)
-    arguments = argument_cache.get(key, copied, lambda: _arguments(tokens, parameters, dropped, scales, modes))
+    paired = _is_paired(first)
+    key = (places, gate is None, tokens.shape, tokens.dtype, dropped, scales, modes, paired)
+    arguments = argument_cache.get(key, copied, lambda: _arguments(tokens, parameters, dropped, scales, modes, paired))
     out, *_ = _run(arguments, tokens, first, source, target, masks)
     return out
 
 
-def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes: Any) -> Any:
+def _is_paired(first: Tensor) -> bool:
+    """Return True if the Hamilton block multiplies in bfloat16, too: where the processor has instructions for it."""
+    return first.dtype == torch.bfloat16 and pairs_available()
+
+
+def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes: Any, paired: bool) -> Any:
     """`StepArguments` of the loops, with empty arrays for everything that depends on the tokens."""
     from quatsphere.kernels.cpu.loops.step import PostBlock, ShellArguments, StepArguments
 
@@ -90,7 +102,7 @@ def _arguments(tokens: Tensor, parameters: Any, dropped: Any, scales: Any, modes
     shells = shell_arguments(network, bounds, (source, target), (source, source), (indices, mix_weights))
     tensors = (source, source, tokens.unflatten(2, (len(beta), -1, 4)), neighbours, beta, None, None, None)
     inputs, sizes = attention_arguments(tensors, modes[0], modes[1], scales[0])
-    post_sizes, weights = feed_forward_arguments(len(tokens) * targets, up, down, dropped[1], scales[1])
+    post_sizes, weights = feed_forward_arguments(len(tokens) * targets, up, down, dropped[1], scales[1], paired)
     gated = None if gate is None else gate * mix_weights.to(tokens.dtype)
     residual = residual_input(tokens, targets, indices, gated)._replace(x=empty)
     return StepArguments(
@@ -108,9 +120,11 @@ def _run(
     from quatsphere.kernels.cpu.loops.step import StepArguments, run_step
 
     (shells, inputs, sizes, post), (B, _, d) = arguments, tokens.shape
-    rows = torch_backend.narrow_product(tokens.flatten(0, 1), first).view(tokens.shape)
+    x, paired = tokens.flatten(0, 1), _is_paired(first)
+    rows = x.to(first.dtype) @ first.T if paired else torch_backend.narrow_product(x, first)
     fields = empty_fields(tokens, source, target)
-    aggregated, out = tokens.new_empty(B, sizes.targets, d), tokens.new_empty(B, sizes.targets, d)
+    out = tokens.new_empty(B, sizes.targets, d)
+    aggregated = out.new_empty(out.shape, dtype=rows.dtype)
     hidden, x = flat(rows), flat(tokens)
     source_field, target_field = flat(fields[0]), flat(fields[0 if target is None else 1])
     keep_edges = flat_mask(masks[0], B * sizes.targets * sizes.neighbours * sizes.heads)
@@ -121,7 +135,7 @@ def _run(
         post._replace(keep=flat_mask(masks[1], out.numel()), residual=post.residual._replace(x=x)),
     )
     run_step(complete, flat(aggregated), flat(out))
-    return out, rows, fields[0], fields[1], aggregated
+    return out, rows.view(tokens.shape), fields[0], fields[1], aggregated
 
 
 @backward_operator(step, ("gradient", "rows", "source_field", "target_field", "aggregated"))
@@ -135,7 +149,8 @@ def step_backward(
     keep_edges, keep_update, edge_scale, update_scale, routing, transport = inputs[15:]
     heads, empty, within = beta.shape[0], tokens.new_empty(0), target is None
     by_head, quaternions = (heads, -1), (heads, -1, 4)
-    aggregated_grad, up_grad, down_grad = feed_forward_backward(
+    block_backward = paired_backward if _is_paired(first) else feed_forward_backward
+    aggregated_grad, up_grad, down_grad = block_backward(
         gradient.unflatten(2, by_head), aggregated.unflatten(2, by_head), up, down, keep_update, update_scale
     )
     residual = residual_grad(gradient, tokens, indices, mix_weights, 1.0 if gate is None else float(gate))
@@ -179,7 +194,9 @@ def _first_layer_backward(rows_grad: Tensor, tokens: Tensor, first: Tensor, toke
 def _(tokens: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     source, target, neighbours = rest[5], rest[6], rest[11]
     out = tokens.new_empty(tokens.shape[0], neighbours.shape[0], tokens.shape[2])
-    return out, tokens.new_empty(tokens.shape), *empty_fields(tokens, source, target), out.new_empty(out.shape)
+    kind = rest[0].dtype if _is_paired(rest[0]) else tokens.dtype
+    rows, aggregated = tokens.new_empty(tokens.shape, dtype=kind), out.new_empty(out.shape, dtype=kind)
+    return out, rows, *empty_fields(tokens, source, target), aggregated
 
 
 @step_backward.register_fake

@@ -344,7 +344,7 @@ def run_attention(inputs: AttentionArrays, sizes: AttentionSizes, out: Any) -> N
     def run(items: Span, chunks: tuple[Span, ...], tables: AttentionTables, scratch: Any) -> None:
         attend_items(items, chunks, inputs, sizes, out, tables, scratch)
 
-    run_phases(run, sizes, (sizes.sources, sizes.targets), out.size, out.dtype, False)
+    run_phases(run, sizes, (sizes.sources, sizes.targets), out.size, inputs.features.dtype, False)
 
 
 def run_phases(

@@ -305,4 +305,4 @@ def run_attention_backward(
         attend_backward_items(items, chunks, inputs, sizes, outputs, graph, residual, gradients, tables, scratch)
 
     vertices = (sizes.sources, sizes.targets, sizes.sources)
-    run_phases(run, sizes, vertices, outputs[0].size, outputs[0].dtype, True)
+    run_phases(run, sizes, vertices, outputs[0].size, inputs.features.dtype, True)

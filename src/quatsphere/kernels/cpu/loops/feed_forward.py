@@ -4,7 +4,8 @@ A block of tokens of one head passes through both matrices while it is in the ca
 written to memory and is recomputed for the gradient. Products with a wide result and the gradients of the weights take
 eight multiplications per quaternion (`hamilton_products`); those that sum over the wide rows are real matrix products
 in register tiles of four or eight rows by sixteen columns. The next block of tokens is prefetched. Wide rows are
-component first and padded with zeros to whole vectors (gelu(0) = 0).
+component first and padded with zeros to whole vectors (gelu(0) = 0). With `PairedWeights` the products are in bfloat16
+(`paired_feed_forward`).
 """
 
 from typing import Any, NamedTuple
@@ -19,21 +20,30 @@ from quatsphere.kernels.cpu.loops.hamilton_products import (
     right_factor_indices,
     wide_left,
     wide_right_conjugated,
-    write_four,
 )
-from quatsphere.kernels.cpu.loops.jit import compiled, has_avx512, inlined
+from quatsphere.kernels.cpu.loops.jit import chosen_by_type, compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualInput, add_residual, prefetch_residual
+from quatsphere.kernels.cpu.loops.paired_feed_forward import (
+    PairedBlock,
+    PairedWeights,
+    add_paired_weight_gradients,
+    paired_row_gradients,
+    paired_values,
+    weights_of_head,
+)
+from quatsphere.kernels.cpu.loops.real_products import matmul
 from quatsphere.kernels.cpu.loops.simd import (
+    COLUMN_LANES,
     WIDE_LANES,
-    broadcast_wide,
-    fma,
+    load_columns,
+    load_scalar,
     load_wide,
     mask_vector,
     pointers,
     prefetch,
     shifted,
-    splat,
     store,
+    store_scalar,
 )
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, allocate, parallel_for
 
@@ -43,8 +53,6 @@ MAX_CHUNK_TOKENS = 3072
 """Maximum number of tokens per partial sum of the weight gradients, a multiple of BLOCK_TOKENS; affects the result."""
 HEADS_PER_ITEM = 4
 """Heads per unit of work: several cache lines of a token are read at once, and small batches still split."""
-USE_EIGHT_ROWS = has_avx512()
-"""True for register tiles of eight rows, False for four; does not affect the result."""
 
 
 class FeedForwardSizes(NamedTuple):
@@ -85,55 +93,17 @@ class TokenBlock(NamedTuple):
 
 
 @inlined
-def add_rows(rows, x, at, step, right):
-    """Four rows of the tile plus x[at + r step] times one row of the right matrix."""
-    return (
-        fma(broadcast_wide(x, at), right, rows[0]),
-        fma(broadcast_wide(x, at + step), right, rows[1]),
-        fma(broadcast_wide(x, at + 2 * step), right, rows[2]),
-        fma(broadcast_wide(x, at + 3 * step), right, rows[3]),
-    )
-
-
-@inlined
-def matmul_tile(x, at, row, w, column, width, count):
-    """Σ_k x[at + r row + k] w[k width + column + (0..15)] for the rows r of a tile, held in registers."""
-    zero = splat(load_wide(w, column), 0.0)
-    top, bottom = (zero, zero, zero, zero), (zero, zero, zero, zero)
-    for _ in range(count):
-        right = load_wide(w, column)
-        top = add_rows(top, x, at, row, right)
-        if USE_EIGHT_ROWS:
-            bottom = add_rows(bottom, x, at + 4 * row, row, right)
-        at += 1
-        column += width
-    return top, bottom
-
-
-@inlined
-def matmul(left, right, width, columns, out):
-    """out (BLOCK_TOKENS, columns) = left (BLOCK_TOKENS, width) @ right (width, columns), summed in order."""
-    for row in range(0, BLOCK_TOKENS, 8 if USE_EIGHT_ROWS else 4):
-        for column in range(0, columns, WIDE_LANES):
-            top, bottom = matmul_tile(left, row * width, width, right, column, columns, width)
-            at = row * columns + column
-            write_four(store, out, at, columns, top)
-            if USE_EIGHT_ROWS:
-                write_four(store, out, at + 4 * columns, columns, bottom)
-
-
-@inlined
 def activate(table, count):
     """gelu in place."""
-    for at in range(0, count, WIDE_LANES):
-        store(table, at, gelu(load_wide(table, at)))
+    for at in range(0, count, COLUMN_LANES):
+        store(table, at, gelu(load_columns(table, at)))
 
 
 @inlined
 def store_with_slope(tables, at, vector):
     """tables = (activation, its gradient): gelu of the activation in place, gradient = vector times gelu's slope."""
     activation, gradient = tables
-    value, slope = gelu_with_slope(load_wide(activation, at))
+    value, slope = gelu_with_slope(load_columns(activation, at))
     store(activation, at, value)
     store(gradient, at, slope * vector)
 
@@ -172,7 +142,7 @@ def read_block(tensor, sizes, head, first, table):
         for token in range(BLOCK_TOKENS):
             for channel in range(C):
                 inside = first + token < sizes.tokens and channel < sizes.channels
-                table[token * C + channel] = tensor[start + token * row + channel] if inside else 0.0
+                table[token * C + channel] = load_scalar(tensor, start + token * row + channel) if inside else 0.0
 
 
 @inlined
@@ -186,7 +156,7 @@ def write_block(table, sizes, head, first, tensor):
     else:
         for token in range(min(BLOCK_TOKENS, sizes.tokens - first)):
             for channel in range(sizes.channels):
-                tensor[start + token * row + channel] = table[token * C + channel]
+                store_scalar(tensor, start + token * row + channel, table[token * C + channel])
 
 
 @inlined
@@ -222,18 +192,43 @@ def head_offsets(sizes, head):
 
 
 @inlined
-def feed_forward_block(sizes, weights, block, head, first, x, keep, residual, out):
-    """y of one block of tokens of one head."""
+def packed_block_values(sizes, weights, block, head, first, out):
+    """block.result from block.x, by quaternion products."""
     C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_offsets(sizes, head)
-    read_block(x, sizes, head, first, block.x)
-    prefetch_next(x, sizes, head, first)
     hadamard_block(block.x, BLOCK_TOKENS * C, block.x_hat)
     multiply_wide(
         block.x_hat, block.x, C, BLOCK_TOKENS, Q, shifted(weights.up, packed), M // 4, store, block.activation
     )
     activate(block.activation, BLOCK_TOKENS * M)
     prefetch_next(out, sizes, head, first)
-    matmul(block.activation, shifted(weights.down, real), M, C, block.result)
+    matmul(block.activation, shifted(weights.down, real), BLOCK_TOKENS, M, C, block.result)
+
+
+@inlined
+def paired_block_values(sizes, weights, block, head, first, out):
+    """The same in bfloat16."""
+    prefetch_next(out, sizes, head, first)
+    paired_values(sizes, weights_of_head(weights, head, sizes), block, BLOCK_TOKENS)
+
+
+def block_values(sizes: Any, weights: Any, block: Any, head: Any, first: Any, out: Any) -> None:
+    """block.result = down gelu(up x) for the rows in block.x; prefetches the next rows of `out`."""
+    raise NotImplementedError("compiled code only")
+
+
+@chosen_by_type(block_values)
+def _(sizes: Any, weights: Any, block: Any, head: Any, first: Any, out: Any) -> Any:
+    values = paired_block_values if weights.instance_class is PairedWeights else packed_block_values
+    return lambda sizes, weights, block, head, first, out: values(sizes, weights, block, head, first, out)
+
+
+@inlined
+def feed_forward_block(sizes, weights, block, head, first, x, keep, residual, out):
+    """y of one block of tokens of one head."""
+    C = sizes.narrow
+    read_block(x, sizes, head, first, block.x)
+    prefetch_next(x, sizes, head, first)
+    block_values(sizes, weights, block, head, first, out)
     apply_dropout(block.result, keep, sizes, head, first)
     if residual.sources > 0:
         count, row, shift = min(BLOCK_TOKENS, sizes.tokens - first), sizes.heads * sizes.channels, head * sizes.channels
@@ -262,26 +257,21 @@ def feed_forward_items(items, sizes, weights, x, keep, residual, out, block):
 
 
 @inlined
-def feed_forward_backward_block(sizes, weights, block, head, first, inputs, into, part):
-    """Gradients of one block of tokens of one head; those of the weights are added to this part of the sums."""
+def packed_block_gradients(sizes, weights, block, head, first, inputs, into, part):
+    """Gradients of one block by quaternion products."""
     C, M, Q, (real, packed) = sizes.narrow, sizes.wide, sizes.channels // 4, head_offsets(sizes, head)
     size, (_, sums) = BLOCK_TOKENS * C, head_offsets(sizes, part)
-    x, keep, gradient = inputs
-    read_block(x, sizes, head, first, block.x)
-    read_block(gradient, sizes, head, first, block.gradient)
-    apply_dropout(block.gradient, keep, sizes, head, first)
-    prefetch_next(x, sizes, head, first)
     hadamard_block(block.x, size, block.x_hat)
     hadamard_block(block.gradient, size, block.gradient_hat)
     multiply_wide(
         block.x_hat, block.x, C, BLOCK_TOKENS, Q, shifted(weights.up, packed), M // 4, store, block.activation
     )
-    prefetch_next(gradient, sizes, head, first)
+    prefetch_next(inputs[2], sizes, head, first)
     wide, down = (block.activation, block.wide_gradient), shifted(weights.down_conj, packed)
     multiply_wide(
         block.gradient_hat, block.gradient, C, BLOCK_TOKENS, Q, down, M // 4, store_with_slope, wide
     )  # fmt: skip
-    matmul(block.wide_gradient, shifted(weights.up_conj, real), M, C, block.result)
+    matmul(block.wide_gradient, shifted(weights.up_conj, real), BLOCK_TOKENS, M, C, block.result)
     write_block(block.result, sizes, head, first, into[0])
     prefetch_next(into[0], sizes, head, first)
     conjugate_block(block.x, size, block.conjugate)
@@ -296,13 +286,39 @@ def feed_forward_backward_block(sizes, weights, block, head, first, inputs, into
     )  # fmt: skip
 
 
+@inlined
+def paired_block_gradients(sizes, weights, block, head, first, inputs, into, part):
+    """Gradients of one block in bfloat16."""
+    prefetch_next(inputs[2], sizes, head, first)
+    paired_row_gradients(sizes, weights_of_head(weights, head, sizes), block, BLOCK_TOKENS)
+    write_block(block.result, sizes, head, first, into[0])
+    prefetch_next(into[0], sizes, head, first)
+    sums, _ = head_offsets(sizes, part)
+    add_paired_weight_gradients(sizes, block, BLOCK_TOKENS, shifted(into[1], sums), shifted(into[2], sums))
+
+
+def block_backward(
+    sizes: Any, weights: Any, block: Any, head: Any, first: Any, inputs: Any, into: Any, part: Any
+) -> None:
+    """Gradients of one block of tokens, read before; those of the weights are added to this part of the sums."""
+    raise NotImplementedError("compiled code only")
+
+
+@chosen_by_type(block_backward)
+def _(sizes: Any, weights: Any, block: Any, head: Any, first: Any, inputs: Any, into: Any, part: Any) -> Any:
+    function = paired_block_gradients if weights.instance_class is PairedWeights else packed_block_gradients
+    return lambda sizes, weights, block, head, first, inputs, into, part: function(
+        sizes, weights, block, head, first, inputs, into, part
+    )
+
+
 @compiled
 def feed_forward_backward_items(items, sizes, weights, inputs, into, block):
     """Gradients for a range of items from inputs = (x, keep, gradient of y).
 
-    into = (dx, eight sums of dup and of ddown* in parts (chunks, H, Q, 8, O)).
+    into = (dx, sums of dup and of ddown* in parts (chunks, H, ·): eight sums (Q, 8, O) or, of pairs, matrices (C, M)).
     """
-    size = 2 * (sizes.channels // 4) * sizes.wide
+    size = len(into[1]) // (((sizes.tokens + sizes.chunk - 1) // sizes.chunk) * sizes.heads)
     weights, inputs, into, block = pointers((weights, inputs, into, block))
     for item in range(*items):
         start, stop, first_head, last_head = item_range(item, sizes)
@@ -312,7 +328,11 @@ def feed_forward_backward_items(items, sizes, weights, inputs, into, block):
             into[2][at] = 0.0
         for first in range(start, stop, BLOCK_TOKENS):
             for head in range(first_head, last_head):
-                feed_forward_backward_block(sizes, weights, block, head, first, inputs, into, part + head)
+                read_block(inputs[0], sizes, head, first, block.x)
+                read_block(inputs[2], sizes, head, first, block.gradient)
+                apply_dropout(block.gradient, inputs[1], sizes, head, first)
+                prefetch_next(inputs[0], sizes, head, first)
+                block_backward(sizes, weights, block, head, first, inputs, into, part + head)
 
 
 def token_chunks(sizes: FeedForwardSizes) -> int:
@@ -326,26 +346,29 @@ def even_chunk(tokens: int) -> int:
     return max(1, -(-tokens // (chunks * BLOCK_TOKENS))) * BLOCK_TOKENS
 
 
-def allocate_block(sizes: FeedForwardSizes, dtype: Any, threads: int = 1) -> tuple[TokenBlock]:
+def allocate_block(sizes: FeedForwardSizes, dtype: Any, paired: bool, threads: int = 1) -> tuple[Any]:
     """Scratch of a thread."""
     narrow, wide = BLOCK_TOKENS * sizes.narrow, BLOCK_TOKENS * sizes.wide
+    if paired:
+        return (PairedBlock(*allocate((*[narrow] * 3, *[narrow // 2] * 4, *[wide // 2] * 3), dtype, threads)),)
     return (TokenBlock(*allocate((*[narrow] * 7, wide, wide), dtype, threads)),)
 
 
-def _run_items(function: Any, sizes: FeedForwardSizes, size: int, dtype: Any, *arguments: Any) -> None:
-    items = token_chunks(sizes) * -(-sizes.heads // HEADS_PER_ITEM)
-    parallel_for(function, items, size, sizes, *arguments, scratch=ScratchSpec(allocate_block, (sizes, dtype)))
+def _run_items(function: Any, sizes: FeedForwardSizes, size: int, dtype: Any, weights: Any, *arguments: Any) -> None:
+    items, paired = token_chunks(sizes) * -(-sizes.heads // HEADS_PER_ITEM), isinstance(weights, PairedWeights)
+    scratch = ScratchSpec(allocate_block, (sizes, dtype, paired))
+    parallel_for(function, items, size, sizes, weights, *arguments, scratch=scratch)
 
 
 def run_feed_forward(
-    sizes: FeedForwardSizes, weights: PackedWeights, x: Any, keep: Any, residual: ResidualInput, out: Any
+    sizes: FeedForwardSizes, weights: Any, x: Any, keep: Any, residual: ResidualInput, out: Any
 ) -> None:
     """y (N, H, C) from x (N, H, C)."""
-    _run_items(feed_forward_items, sizes, out.size, x.dtype, weights, x, keep, residual, out)
+    _run_items(feed_forward_items, sizes, out.size, out.dtype, weights, x, keep, residual, out)
 
 
 def run_feed_forward_backward(
-    sizes: FeedForwardSizes, weights: PackedWeights, inputs: tuple[Any, Any, Any], into: tuple[Any, Any, Any]
+    sizes: FeedForwardSizes, weights: Any, inputs: tuple[Any, Any, Any], into: tuple[Any, Any, Any]
 ) -> None:
     """Gradients of x and partial sums of the weights' from (x, keep, gradient of y)."""
-    _run_items(feed_forward_backward_items, sizes, inputs[0].size, inputs[0].dtype, weights, inputs, into)
+    _run_items(feed_forward_backward_items, sizes, inputs[0].size, inputs[2].dtype, weights, inputs, into)

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.cpu.loops.elementwise import COS, SINC, gelu, power_series, tanh
+from quatsphere.kernels.cpu.loops.elementwise import COS, SINC, gelu_of_rows, power_series, tanh
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined, instruction
 from quatsphere.kernels.cpu.loops.neighbour_sums import axpy_row
+from quatsphere.kernels.cpu.loops.partial_vectors import load_partial
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
     dot,
@@ -32,7 +33,6 @@ from quatsphere.kernels.cpu.loops.quaternions import (
 from quatsphere.kernels.cpu.loops.simd import (
     fma,
     load,
-    load_partial,
     load_wide,
     pointers,
     prefetch_range,
@@ -72,8 +72,9 @@ class FieldSizes(NamedTuple):
 
 
 class FieldArrays(NamedTuple):
-    """Flat arrays: hidden (B, rows, H, I), inner bias (H, I), by lanes weight (blocks, I, 3, 8) and bias (blocks, 3,
-    8), base (V, H, 4), out or its gradient (B, V, H, 4), indices and weights (V, packed, terms) of the summed rows."""
+    """Flat arrays: hidden (B, rows, H, I), maybe in bfloat16, inner bias (H, I), by lanes weight (blocks, I, 3, 8) and
+    bias (blocks, 3, 8), base (V, H, 4), out or its gradient (B, V, H, 4), indices and weights (V, packed, terms) of the
+    summed rows."""
 
     hidden: Any
     inner: Any
@@ -228,7 +229,7 @@ def network(sizes, local, block, arrays, scratch):
     zero = splat(arrays.base, 0.0)
     even, odd = load_triple(arrays.bias, block * TRIPLE), (zero, zero, zero)
     for i in range(0, sizes.width, 2):
-        first, second = split_halves(gelu(load_wide(scratch.block, i * LANES)))
+        first, second = split_halves(gelu_of_rows(load_wide(scratch.block, i * LANES), arrays.hidden)[0])
         even = add_product(even, first, load_triple(arrays.weight, weight + i * TRIPLE))
         odd = add_product(odd, second, load_triple(arrays.weight, weight + (i + 1) * TRIPLE))
     store_triple(scratch.raw, local * TRIPLE, (even[0] + odd[0], even[1] + odd[1], even[2] + odd[2]))

@@ -14,7 +14,7 @@ sums over them then need one load and store per eight vertices.
 from typing import Any, NamedTuple
 
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.cpu.loops.elementwise import SINC_SLOPE, gelu_with_slope, power_series
+from quatsphere.kernels.cpu.loops.elementwise import SINC_SLOPE, gelu_of_rows, power_series
 from quatsphere.kernels.cpu.loops.field import (
     TRIPLE,
     FieldArrays,
@@ -35,6 +35,7 @@ from quatsphere.kernels.cpu.loops.field import (
 )
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import axpy_row
+from quatsphere.kernels.cpu.loops.partial_vectors import store_partial
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
     conj,
@@ -55,7 +56,6 @@ from quatsphere.kernels.cpu.loops.simd import (
     splat,
     split_halves,
     store,
-    store_partial,
 )
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, allocate, parallel_for
 
@@ -98,7 +98,7 @@ def network_with_slope(sizes, local, block, arrays, scratch, saved):
     zero, at = splat(arrays.base, 0.0), local * sizes.width
     even, odd = load_triple(arrays.bias, block * TRIPLE), (zero, zero, zero)
     for i in range(0, sizes.width, 2):
-        value, slope = gelu_with_slope(load_wide(scratch.block, i * LANES))
+        value, slope = gelu_of_rows(load_wide(scratch.block, i * LANES), arrays.hidden)
         store(saved.value, (at + i) * LANES, value)
         store(saved.slope, (at + i) * LANES, slope)
         first, second = split_halves(value)

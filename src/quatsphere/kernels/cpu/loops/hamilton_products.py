@@ -8,8 +8,8 @@ four more correct the signs. With ŵ = H w / 4 and x̂ = H x, H the 4 x 4 Hadama
 Weights are transformed once, and a sum of products once per sum, so a matrix of quaternions costs half the
 multiplications of its real 4 x 4 blocks, plus additions, which other execution units perform.
 
-*Narrow* rows hold few quaternions, component last, and are read element by element; *wide* rows hold sixteen
-quaternions in the lanes of four vectors, component first: (4, O).
+*Narrow* rows hold few quaternions, component last, and are read element by element; *wide* rows hold as many
+quaternions as a register has lanes (sixteen or eight) in four vectors, component first: (4, O).
 """
 
 from typing import Any
@@ -19,20 +19,20 @@ from torch import Tensor
 
 from quatsphere.kernels.cpu.loops.jit import compiled, has_avx512, inlined, instruction
 from quatsphere.kernels.cpu.loops.simd import (
+    COLUMN_LANES,
     FLOATS,
-    WIDE_LANES,
     Vector,
-    broadcast_wide,
+    broadcast_columns,
     fma,
     ir,
-    load_wide,
+    load_columns,
     shuffle_mask,
     splat,
     store,
 )
 
 USE_SIX_TOKENS = has_avx512()
-"""True to accumulate six tokens in registers, False for two; does not affect the result."""
+"""True to accumulate six tokens in registers, False for three; does not affect the result."""
 HADAMARD = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 UNPACK = torch.cat(
     (torch.tensor(HADAMARD) * torch.tensor([-1, 1, 1, 1]) / 4, torch.diag(torch.tensor([2, -2, -2, -2])))
@@ -76,15 +76,15 @@ def conjugate_lanes(typingctx: Any, vector: Any) -> Any:
 @inlined
 def hadamard_block(table, count, out):
     """H of every quaternion of narrow rows, `count` elements."""
-    for at in range(0, count, WIDE_LANES):
-        store(out, at, hadamard_lanes(load_wide(table, at)))
+    for at in range(0, count, COLUMN_LANES):
+        store(out, at, hadamard_lanes(load_columns(table, at)))
 
 
 @inlined
 def conjugate_block(table, count, out):
     """Conjugates of narrow rows, `count` elements."""
-    for at in range(0, count, WIDE_LANES):
-        store(out, at, conjugate_lanes(load_wide(table, at)))
+    for at in range(0, count, COLUMN_LANES):
+        store(out, at, conjugate_lanes(load_columns(table, at)))
 
 
 @inlined
@@ -98,10 +98,10 @@ def hadamard(a):
 def add_four_products(sums, x, indices, weights):
     """Four sums plus weights times the narrow elements x[indices]."""
     return (
-        fma(broadcast_wide(x, indices[0]), weights[0], sums[0]),
-        fma(broadcast_wide(x, indices[1]), weights[1], sums[1]),
-        fma(broadcast_wide(x, indices[2]), weights[2], sums[2]),
-        fma(broadcast_wide(x, indices[3]), weights[3], sums[3]),
+        fma(broadcast_columns(x, indices[0]), weights[0], sums[0]),
+        fma(broadcast_columns(x, indices[1]), weights[1], sums[1]),
+        fma(broadcast_columns(x, indices[2]), weights[2], sums[2]),
+        fma(broadcast_columns(x, indices[3]), weights[3], sums[3]),
     )
 
 
@@ -109,10 +109,10 @@ def add_four_products(sums, x, indices, weights):
 def load_four(table, at, step):
     """Four vectors at distance `step`."""
     return (
-        load_wide(table, at),
-        load_wide(table, at + step),
-        load_wide(table, at + 2 * step),
-        load_wide(table, at + 3 * step),
+        load_columns(table, at),
+        load_columns(table, at + step),
+        load_columns(table, at + 2 * step),
+        load_columns(table, at + 3 * step),
     )
 
 
@@ -128,7 +128,7 @@ def write_four(write, into, at, step, four):
 @inlined
 def accumulate(table, at, vector):
     """table[at:] += vector."""
-    store(table, at, load_wide(table, at) + vector)
+    store(table, at, load_columns(table, at) + vector)
 
 
 @inlined
@@ -158,12 +158,12 @@ def left_factor_indices(at):
 
 @inlined
 def add_tokens(rows, x, indices, at, row, weights):
-    """The sums of two or six tokens plus their products with the same weights."""
+    """The sums of three or six tokens plus their products with the same weights."""
     a, b, c, d, e, f = rows
     a = add_four_products(a, x, indices(at), weights)
     b = add_four_products(b, x, indices(at + row), weights)
+    c = add_four_products(c, x, indices(at + 2 * row), weights)
     if USE_SIX_TOKENS:
-        c = add_four_products(c, x, indices(at + 2 * row), weights)
         d = add_four_products(d, x, indices(at + 3 * row), weights)
         e = add_four_products(e, x, indices(at + 4 * row), weights)
         f = add_four_products(f, x, indices(at + 5 * row), weights)
@@ -177,9 +177,9 @@ def multiply_wide(hats, plain, row, tokens, quaternions, packed, width, write, i
 
     Tokens share the loads of weights. The sums over i are in order.
     """
-    for token in range(0, tokens, 6 if USE_SIX_TOKENS else 2):
-        for column in range(0, width, WIDE_LANES):
-            zero = splat(load_wide(packed, column), 0.0)
+    for token in range(0, tokens, 6 if USE_SIX_TOKENS else 3):
+        for column in range(0, width, COLUMN_LANES):
+            zero = splat(load_columns(packed, column), 0.0)
             none = (zero, zero, zero, zero)
             rows = (none, none, none, none, none, none)
             for i in range(quaternions):
@@ -199,8 +199,8 @@ def multiply_wide(hats, plain, row, tokens, quaternions, packed, width, write, i
             at, step = 4 * token * width + column, 4 * width
             write_four(write, into, at, width, rows[0])
             write_four(write, into, at + step, width, rows[1])
+            write_four(write, into, at + 2 * step, width, rows[2])
             if USE_SIX_TOKENS:
-                write_four(write, into, at + 2 * step, width, rows[2])
                 write_four(write, into, at + 3 * step, width, rows[3])
                 write_four(write, into, at + 4 * step, width, rows[4])
                 write_four(write, into, at + 5 * step, width, rows[5])
@@ -224,21 +224,28 @@ def wide_right_conjugated(v):
 def add_outer(hats, plain, indices, row, tokens, quaternions, wide, factor, width, sums):
     """Add the eight sums (I, 8, O) of Σ_tokens narrow_i with wide_o to `sums`; `indices` and `factor` select the sides.
 
-    Two narrow quaternions share the loads of the wide ones; sums over tokens are in order.
+    Two narrow quaternions share the loads of the wide ones; sums over tokens are in order. Where sixteen
+    registers are too few for the sixteen sums, the halves of the eight take turns.
     """
     for i in range(0, quaternions, 2):
         other = min(i + 1, quaternions - 1)
-        for column in range(0, width, WIDE_LANES):
-            zero = splat(load_wide(wide, column), 0.0)
+        for column in range(0, width, COLUMN_LANES):
+            zero = splat(load_columns(wide, column), 0.0)
             none = (zero, zero, zero, zero)
             a, b, c, d = none, none, none, none
             for token in range(tokens):
                 v, w = factor(load_four(wide, 4 * token * width + column, width))
                 h, first, second = hadamard(v), token * row + 4 * i, token * row + 4 * other
                 a = add_four_products(a, hats, hadamard_indices(first), h)
-                b = add_four_products(b, plain, indices(first), w)
                 c = add_four_products(c, hats, hadamard_indices(second), h)
-                d = add_four_products(d, plain, indices(second), w)
+                if USE_SIX_TOKENS:
+                    b = add_four_products(b, plain, indices(first), w)
+                    d = add_four_products(d, plain, indices(second), w)
+            if not USE_SIX_TOKENS:
+                for token in range(tokens):
+                    v, w = factor(load_four(wide, 4 * token * width + column, width))
+                    b = add_four_products(b, plain, indices(token * row + 4 * i), w)
+                    d = add_four_products(d, plain, indices(token * row + 4 * other), w)
             at = 8 * i * width + column
             write_four(accumulate, sums, at, width, a)
             write_four(accumulate, sums, at + 4 * width, width, b)

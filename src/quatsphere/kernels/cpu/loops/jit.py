@@ -8,6 +8,7 @@ import os
 import pickle
 import stat
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,16 @@ INTERNAL: dict[str, Any] = {
 """Options of functions without a Python entry point, which halves the time to compile."""
 
 
-def has_avx512() -> bool:
-    """Return True if Numba's target processor, which NUMBA_CPU_FEATURES may override, has 32 registers of 16 floats."""
+@cache
+def host_has(feature: str) -> bool:
+    """Return True if Numba's target processor, which NUMBA_CPU_FEATURES may override, has a feature of LLVM's name."""
     features = getattr(config, "CPU_FEATURES", None)
-    return "+avx512f" in (get_host_cpu_features() if features is None else features)
+    return f"+{feature}" in (get_host_cpu_features() if features is None else features).split(",")
+
+
+def has_avx512() -> bool:
+    """Return True if Numba's target processor has 32 registers of 16 floats."""
+    return host_has("avx512f")
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -27,6 +27,7 @@ from quatsphere.kernels.cpu.loops.simd import (
     prefetch_range,
     splat,
     store,
+    store_scalar,
 )
 from quatsphere.kernels.cpu.loops.threads import parallel_for
 
@@ -164,7 +165,8 @@ def axpy_row(count, weight, x, x_at, y, y_at, out, at):
         row = load_wide(x, x_at + channel)
         store(out, at + channel, fma(splat(row, weight), row, load_wide(y, y_at + channel)))
     for channel in range(full, count):
-        out[at + channel] = fma_scalar(weight, x[x_at + channel], y[y_at + channel])
+        number = fma_scalar(weight, load_scalar(x, x_at + channel), load_scalar(y, y_at + channel))
+        store_scalar(out, at + channel, number)
 
 
 @inlined

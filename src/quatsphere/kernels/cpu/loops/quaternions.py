@@ -19,16 +19,17 @@ from numba.core import cgutils
 from quatsphere.kernels.cpu.loops import LANES
 from quatsphere.kernels.cpu.loops.jit import inlined, instruction
 from quatsphere.kernels.cpu.loops.simd import (
-    FLOATS,
     Vector,
     address_of,
     fma,
     ir,
     load,
     load_lanes,
+    number_type,
     shuffle_mask,
     splat,
     store,
+    store_lanes,
     vector_type,
 )
 
@@ -180,7 +181,7 @@ def lane_offsets(typingctx: Any, count: Any, heads: Any, stride: Any, image_stri
 @instruction
 def gather_quaternions(typingctx: Any, array: Any, index: Any, offsets: Any) -> Any:
     """(w, x, y, z) from a component-last array: lane l is the quaternion at index + offsets[l]."""
-    vector = Vector(array.dtype)
+    vector = Vector(number_type(array.dtype))
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         places = [builder.add(args[1], offset) for offset in cgutils.unpack_tuple(builder, args[2], LANES)]
@@ -213,18 +214,17 @@ def _write_lane(context: Any, builder: Any, array: Any, value: Any, at: Any, pai
     half = [0, 1, 2, 3] if lane < 4 else [4, 5, 6, 7]
     row = builder.shuffle_vector(pairs[lane % 4], pairs[lane % 4], shuffle_mask(half))
     address = address_of(context, builder, array, value, at)
-    pointer = builder.bitcast(address, vector_type(array.dtype, 4).as_pointer())
-    builder.store(row, pointer, align=FLOATS[array.dtype][1])
+    store_lanes(builder, address, array.dtype, row)
 
 
 @instruction
 def load_quaternions(typingctx: Any, array: Any, index: Any, stride: Any, count: Any) -> Any:
     """(w, x, y, z) from a component-last array: lane l is the quaternion at index + l stride; lanes >= count repeat
     the last one."""
-    vector = Vector(array.dtype)
+    vector = Vector(number_type(array.dtype))
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integer, four = args[3].type, vector_type(array.dtype, 4)
+        integer, four = args[3].type, vector_type(number_type(array.dtype), 4)
         rows = [cgutils.alloca_once(builder, four) for _ in range(LANES)]
 
         def read(lanes: list[Any]) -> None:

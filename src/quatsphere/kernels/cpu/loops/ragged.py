@@ -34,6 +34,7 @@ from quatsphere.kernels.cpu.loops.attention import (
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import edge_dots, gather_sum_tiles
+from quatsphere.kernels.cpu.loops.partial_vectors import mask_lanes
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
     conj,
@@ -46,7 +47,7 @@ from quatsphere.kernels.cpu.loops.quaternions import (
     store_quaternions,
     store_tile,
 )
-from quatsphere.kernels.cpu.loops.simd import fma, load, load_scalar, mask_lanes, select_less, splat, store
+from quatsphere.kernels.cpu.loops.simd import fma, load, load_scalar, select_less, splat, store
 from quatsphere.kernels.cpu.loops.threads import ScratchSpec, Span, allocate, parallel_for, thread_count
 
 PART_EDGES, CHUNK_COST, VERTEX_COST = 256, 512, 8

@@ -41,6 +41,7 @@ from quatsphere.kernels.cpu.loops.attention_backward import (
 from quatsphere.kernels.cpu.loops.elementwise import exp_nonpositive
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ReversedGraph, reverse_graph, scatter_sum_tiles
+from quatsphere.kernels.cpu.loops.partial_vectors import mask_lanes
 from quatsphere.kernels.cpu.loops.quaternions import (
     TILE_SIZE,
     add_torque,
@@ -66,7 +67,7 @@ from quatsphere.kernels.cpu.loops.ragged import (
     run_ragged_phases,
     turned_key,
 )
-from quatsphere.kernels.cpu.loops.simd import fma, load, load_scalar, mask_lanes, select_less, splat, store
+from quatsphere.kernels.cpu.loops.simd import fma, load, load_scalar, select_less, splat, store
 from quatsphere.kernels.cpu.loops.threads import Span
 
 

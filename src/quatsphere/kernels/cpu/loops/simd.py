@@ -2,8 +2,9 @@
 
 Numba leaves vectorisation to LLVM, which neither handles (..., 4) layouts nor keeps a tile of accumulators in
 registers. `load`, `store`, `fma` and the operators here work on eight lanes (one AVX register of float32, two of
-float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of AVX).
-Nothing is reassociated, so results do not depend on how the work is split.
+float64; LLVM splits or widens for other machines), the `wide` ones on sixteen (one AVX-512 register or two of AVX),
+those of `columns` on one register of either. Nothing is reassociated, so results do not depend on how the work is
+split. Arrays of uint16 hold bfloat16 numbers, which are read and written as float32.
 """
 
 import operator
@@ -16,10 +17,13 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from quatsphere.kernels.cpu.loops import LANES
-from quatsphere.kernels.cpu.loops.jit import inlined, instruction
+from quatsphere.kernels.cpu.loops.bfloat16_arrays import number_type, read, write
+from quatsphere.kernels.cpu.loops.jit import has_avx512, inlined, instruction
 
 ir = cgutils.ir  # llvmlite.ir
 WIDE_LANES = 16
+COLUMN_LANES = WIDE_LANES if has_avx512() else LANES
+"""Lanes of a register of float32, for loops that fill all registers with sums; does not affect the result."""
 FLOATS = {types.float32: (ir.FloatType(), 4, 32), types.float64: (ir.DoubleType(), 8, 64)}
 """LLVM type, bytes and bits of a scalar."""
 
@@ -130,7 +134,18 @@ def shifted(typingctx: Any, pointer: Any, count: Any) -> Any:
 
 def load_lanes(builder: Any, address: Any, scalar: Any, lanes: int) -> Any:
     """Vector of `lanes` elements at an address."""
+    if number_type(scalar) != scalar:
+        return read(builder, address, vector_type(number_type(scalar), lanes))
     return builder.load(builder.bitcast(address, vector_type(scalar, lanes).as_pointer()), align=FLOATS[scalar][1])
+
+
+def store_lanes(builder: Any, address: Any, scalar: Any, vector: Any) -> None:
+    """Store a vector at an address of elements `scalar`."""
+    if number_type(scalar) != scalar:
+        write(builder, address, vector)
+        return
+    pointer = builder.bitcast(address, vector_type(scalar, vector.type.count).as_pointer())
+    builder.store(vector, pointer, align=FLOATS[scalar][1])
 
 
 def llvm_intrinsic(name: str, vector: Vector, count: int) -> Any:
@@ -149,7 +164,7 @@ def _load(array: Any, lanes: int) -> Any:
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return load_lanes(builder, address_of(context, builder, array, *args), array.dtype, lanes)
 
-    return Vector(array.dtype, lanes)(array, types.intp), code
+    return Vector(number_type(array.dtype), lanes)(array, types.intp), code
 
 
 @instruction
@@ -168,10 +183,29 @@ def load_wide(typingctx: Any, array: Any, index: Any) -> Any:
 def load_scalar(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index] of a flat array for an index >= 0, without Python's treatment of negative ones."""
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(address_of(context, builder, array, *args))
+    number = number_type(array.dtype)
 
-    return array.dtype(array, types.intp), code
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, *args)
+        return builder.load(address) if number == array.dtype else read(builder, address, FLOATS[number][0])
+
+    return number(array, types.intp), code
+
+
+@instruction
+def store_scalar(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
+    """array[index] = number for an index >= 0."""
+    rounded = number_type(array.dtype)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, args[0], args[1])
+        if rounded == array.dtype:
+            builder.store(args[2], address)
+        else:
+            write(builder, address, args[2])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, rounded), code
 
 
 @instruction
@@ -179,9 +213,7 @@ def store(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
     """array[index : index + lanes] = vector."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = address_of(context, builder, array, args[0], args[1])
-        pointer = builder.bitcast(address, vector_type(array.dtype, vector.lanes).as_pointer())
-        builder.store(args[2], pointer, align=FLOATS[array.dtype][1])
+        store_lanes(builder, address_of(context, builder, array, args[0], args[1]), array.dtype, args[2])
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), code
@@ -230,6 +262,9 @@ def broadcast(typingctx: Any, array: Any, index: Any) -> Any:
 def broadcast_wide(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index] in sixteen lanes, index >= 0."""
     return _broadcast(array, WIDE_LANES)
+
+
+load_columns, broadcast_columns = (load_wide, broadcast_wide) if has_avx512() else (load, broadcast)
 
 
 @instruction
@@ -347,38 +382,6 @@ def shift_into_exponent(typingctx: Any, vector: Any, bias: Any) -> Any:
         return builder.bitcast(builder.shl(biased, ir.Constant(integers, [mantissa] * lanes)), args[0].type)
 
     return vector(vector, types.int64), code
-
-
-@inlined
-def load_partial(array, index, count):
-    """array[index : index + count], zero in the other lanes."""
-    if count == LANES:
-        return load(array, index)
-    vector = splat(array, 0.0)
-    for lane in range(count):
-        vector = insert(vector, lane, array[index + lane])
-    return vector
-
-
-@inlined
-def store_partial(array, index, count, vector):
-    """array[index : index + count] = the first `count` lanes."""
-    if count == LANES:
-        store(array, index, vector)
-    else:
-        for lane in range(count):
-            array[index + lane] = extract(vector, lane)
-
-
-@inlined
-def mask_lanes(mask, index, count, vector):
-    """The vector with zeros where mask[index : index + count] is zero; the other lanes unchanged."""
-    if count == LANES:
-        return mask_vector(mask, index, vector)
-    for lane in range(count):
-        if mask[index + lane] == 0:
-            vector = insert(vector, lane, 0.0)
-    return vector
 
 
 @inlined

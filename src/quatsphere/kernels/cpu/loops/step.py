@@ -12,10 +12,11 @@ import numpy as np
 
 from quatsphere.kernels.cpu.loops import LANES, attention, feed_forward, field
 from quatsphere.kernels.cpu.loops.attention import AttentionArrays, AttentionSizes, attend_targets, lift_sources
-from quatsphere.kernels.cpu.loops.feed_forward import FeedForwardSizes, PackedWeights, feed_forward_range
+from quatsphere.kernels.cpu.loops.feed_forward import FeedForwardSizes, feed_forward_range
 from quatsphere.kernels.cpu.loops.field import FieldArrays, FieldSizes, perturb_range
 from quatsphere.kernels.cpu.loops.jit import compiled, inlined, not_inlined
 from quatsphere.kernels.cpu.loops.neighbour_sums import ResidualInput
+from quatsphere.kernels.cpu.loops.paired_feed_forward import PairedWeights
 from quatsphere.kernels.cpu.loops.simd import pointers
 from quatsphere.kernels.cpu.loops.threads import (
     ScratchSpec,
@@ -46,10 +47,10 @@ class ShellArguments(NamedTuple):
 
 
 class PostBlock(NamedTuple):
-    """The Hamilton block after the attention, its dropout mask and the residual."""
+    """The Hamilton block after the attention (`PackedWeights` or `PairedWeights`), its dropout mask, the residual."""
 
     sizes: FeedForwardSizes
-    weights: PackedWeights
+    weights: Any
     keep: Any
     residual: ResidualInput
 
@@ -131,7 +132,10 @@ def run_step(arguments: StepArguments, aggregated: Any, out: Any) -> None:
     shells, inputs, sizes, post = arguments
     threads, openmp = thread_count(out.size * WORK_PER_ELEMENT), openmp_address()
     if openmp and max(sizes.images, sizes.blocks) >= threads:
-        scratch = scratch_for(0, ScratchSpec(_allocate, (shells[0].sizes, sizes, post.sizes, out.dtype, threads)))
+        paired = isinstance(post.weights, PairedWeights)
+        scratch = scratch_for(
+            0, ScratchSpec(_allocate, (shells[0].sizes, sizes, post.sizes, paired, out.dtype, threads))
+        )
         task_images = 0 if sizes.images < threads else min(IMAGES_PER_TASK, -(-sizes.images // threads))
         task_images += -task_images % sizes.packed  # whole items
         step_parallel(openmp, threads, np.zeros(2, np.int64), task_images, arguments, scratch, aggregated, out)
@@ -143,10 +147,10 @@ def run_step(arguments: StepArguments, aggregated: Any, out: Any) -> None:
 
 
 def _allocate(
-    source: FieldSizes, sizes: AttentionSizes, post: FeedForwardSizes, dtype: Any, threads: int
+    source: FieldSizes, sizes: AttentionSizes, post: FeedForwardSizes, paired: bool, dtype: Any, threads: int
 ) -> tuple[Any, ...]:
     return (
         *field.allocate_field_scratch(source, dtype, threads),
         *attention.allocate_attention(sizes, dtype, False, threads),
-        *feed_forward.allocate_block(post, dtype, threads),
+        *feed_forward.allocate_block(post, dtype, paired, threads),
     )
