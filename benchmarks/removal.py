@@ -30,7 +30,7 @@ TRICKS: dict[str, list[tuple[str, str, str]]] = {
     "GELU by sixteen polynomials": [(f"{CPU}/loops/elementwise.py", "gelu_by_table if has_avx512() else ", "")],
     "tiles of six tokens and eight rows": [
         (f"{CPU}/loops/hamilton_products.py", "USE_SIX_TOKENS = has_avx512()", "USE_SIX_TOKENS = False"),
-        (f"{CPU}/loops/feed_forward.py", "USE_EIGHT_ROWS = has_avx512()", "USE_EIGHT_ROWS = False"),
+        (f"{CPU}/loops/real_products.py", "USE_EIGHT_ROWS = has_avx512()", "USE_EIGHT_ROWS = False"),
     ],
     "prefetching": [
         (
