@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class Operator:
         return function
 
     def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-        """Set the gradient, as for `torch.library.register_autograd`."""
+        """Set the gradient, as for `torch.library.register_autograd`; it runs without autocast on CPUs."""
+        backward = _without_autocast(backward)
         torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=_LIBRARY)
 
         def forward(ctx: Any, *args: Any) -> Any:
@@ -76,6 +78,19 @@ class Operator:
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self.differentiable = type(self.name.partition("::")[2], (torch.autograd.Function,), methods)
+
+
+def _without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same gradient if a loop calls `loss.backward()` under autocast: operators get their arguments as they are."""
+
+    @wraps(backward)
+    def run(*args: Any) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return backward(*args)
+        with torch.autocast("cpu", enabled=False):
+            return backward(*args)
+
+    return run
 
 
 PLAIN = (Tensor, torch.nn.Parameter)

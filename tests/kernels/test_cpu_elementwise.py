@@ -62,7 +62,15 @@ def test_equals_the_exact_gelu(name: str, dtype: type, value_error: float, slope
     assert (value[x == 0] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["gelu_by_table", "gelu_by_roots"])
+@pytest.mark.parametrize("name", ["gelu_by_table", "gelu_by_roots", "short_gelu_with_slope"])
+def test_infinity_saturates(name: str) -> None:
+    (positive, *_, negative), slope = fused(np.array([np.inf] * 8 + [-np.inf] * 8, np.float32), name)
+    assert positive == np.inf
+    assert abs(negative) < 2e-5
+    assert np.allclose(slope, [1] * 8 + [0] * 8, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("name", ["gelu_by_table", "gelu_by_roots", "short_gelu_with_slope"])
 def test_nan_propagates(name: str) -> None:
     x = np.full(16, np.nan, np.float32)
     assert all(np.isnan(part).all() for part in fused(x, name))

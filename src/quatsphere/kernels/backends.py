@@ -121,7 +121,8 @@ class FusedBackend(TorchBackend):
 
 
 class CpuBackend(FusedBackend):
-    """Numba's loops, also for a whole step. They compute in at least float32 and return the dtype of their input."""
+    """Numba's loops, also for a whole step. They compute in at least float32, except for the products of a step under
+    autocast, and return the dtype of their input."""
 
     name, description = "numba_cpu", "fused loops for the CPU"
 

@@ -43,7 +43,7 @@ def feed_forward_backward(
 def paired_backward(
     gradient: Tensor, x: Tensor, up: Tensor, down: Tensor, keep: Tensor | None, keep_scale: float
 ) -> list[Tensor]:
-    """The same with products in bfloat16."""
+    """The same with products in bfloat16, for x in float32 or bfloat16 and everything else in float32."""
     sizes, weights = feed_forward_arguments(x[..., 0, 0].numel(), up, down, keep is not None, keep_scale, True)
     O, Q = up.shape[1:3]
     with record_function("quatsphere::feed_forward_backward"):

@@ -63,7 +63,7 @@ def step(
     a shell has no target, no interpolation and no gate. The product with `first` and its gradients are computed in the
     dtype of `first`, float or bfloat16, and so is the Hamilton block where the processor has instructions for it.
     Returns the result (B, T, d) and, for the gradient, the network's hidden rows (B, S, d), both fields (the second
-    empty within a shell) and the aggregate (B, T, d).
+    empty within a shell) and the aggregate (B, T, d). With such a block rows and aggregate are in bfloat16, too.
     """
     parameters = (inner, weight, bias, bounds, source, target, beta, up, down, gate, neighbours, indices, mix_weights)
     dropped, scales = (keep_edges is not None, keep_update is not None), (edge_scale, update_scale)

@@ -10,18 +10,10 @@ from numba.core import cgutils
 
 from quatsphere.kernels.cpu.loops.bfloat16_arrays import BFloat
 from quatsphere.kernels.cpu.loops.jit import host_has, instruction
-from quatsphere.kernels.cpu.loops.simd import (
-    WIDE_LANES,
-    Vector,
-    ir,
-    shuffle_mask,
-    vector_type,
-)
+from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, Vector, ir, shuffle_mask, vector_type
 
 PAIR_VECTOR = Vector(types.float32, WIDE_LANES)
 """Sixteen pairs in a register; the lanes are no numbers."""
-
-
 NARROW = ir.VectorType(BFloat(), 2 * WIDE_LANES)
 WIDE = vector_type(types.float32, WIDE_LANES)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from quatsphere.kernels.cpu.loops.bfloat16 import add_products, adjacent_pairs, lane_pairs
 from quatsphere.kernels.cpu.loops.elementwise import short_gelu_with_slope
+from quatsphere.kernels.cpu.loops.hamilton_products import write_four
 from quatsphere.kernels.cpu.loops.jit import inlined
 from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, broadcast_wide, load_wide, shifted, splat, store
 
@@ -169,15 +170,6 @@ def activate_with_gradient(block, weights, pairs, tokens, width):
 
 
 @inlined
-def store_rows(into, at, step, four):
-    """Four vectors at distance `step`."""
-    store(into, at, four[0])
-    store(into, at + step, four[1])
-    store(into, at + 2 * step, four[2])
-    store(into, at + 3 * step, four[3])
-
-
-@inlined
 def multiply_narrow(x, weights, pairs, tokens, columns, out):
     """out (tokens, columns) = the sum over `pairs` pairs of rows x with weights (pairs, columns), twelve tokens at a
     time."""
@@ -192,9 +184,9 @@ def multiply_narrow(x, weights, pairs, tokens, columns, out):
                 b = add_column(b, x, at + 4 * pairs + pair, pairs, right)
                 c = add_column(c, x, at + 8 * pairs + pair, pairs, right)
             place = token * columns + column
-            store_rows(out, place, columns, a)
-            store_rows(out, place + 4 * columns, columns, b)
-            store_rows(out, place + 8 * columns, columns, c)
+            write_four(store, out, place, columns, a)
+            write_four(store, out, place + 4 * columns, columns, b)
+            write_four(store, out, place + 8 * columns, columns, c)
 
 
 @inlined
@@ -202,7 +194,7 @@ def accumulate_four(into, at, four):
     """into[at:] += four adjacent vectors."""
     before = four_vectors(into, at)
     sums = before[0] + four[0], before[1] + four[1], before[2] + four[2], before[3] + four[3]
-    store_rows(into, at, WIDE_LANES, sums)
+    write_four(store, into, at, WIDE_LANES, sums)
 
 
 @inlined
