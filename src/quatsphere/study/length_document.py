@@ -166,6 +166,6 @@ def _paper_size(path: Path) -> str:
         by_epoch = ", ".join(f"{100 * value:.1f}" for value in run["validation"])
         curves.append(f"Validation accuracy of `{run['run']}` after each epoch: {by_epoch}.\n")
     fitted = [run for run in runs if run["fingerprint"]]
-    described = "Preset `paper-cifar10`, one seed each, one-cycle over the epochs given: described, not tested.\n"
+    described = "Presets `paper-*`, one seed each, one-cycle over the epochs given: described, not tested.\n"
     tables = [_fingerprint_table(fitted)] if fitted else []
     return "\n".join([described, markdown(Table(columns, rows)), *curves, *tables])
