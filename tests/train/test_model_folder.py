@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -17,11 +18,16 @@ from PIL import Image
 import quatsphere
 from quatsphere import TrainedModel, load
 from quatsphere.cli import main
+from quatsphere.config import AttentionConfig
+from quatsphere.config.presets import PRESETS
+from quatsphere.config.resolve import config_to_dict
 from quatsphere.data import load_dataset
 from quatsphere.errors import CheckpointError, ConfigError, DataError
+from quatsphere.models import create_model
 from quatsphere.storage.atomic import sha256_file
 from quatsphere.storage.model_folder import MODEL_FILES, SHIPPED, read_model_config, seal_config, shipped_models
 from quatsphere.storage.safe_yaml import read_yaml, write_yaml
+from quatsphere.train.pretrained import sizes_misfit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -146,6 +152,28 @@ def test_settings_cannot_require_more_memory_than_the_weights(
     settings["model"][field] = value
     write_yaml(tmp_path / "run" / "config.yaml", settings)
     with pytest.raises(CheckpointError, match=r"is damaged \((.* does not have the size|.* shells, the limit is 64)"):
+        load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_weights_of_every_preset_have_the_sizes_of_its_settings(name: str) -> None:
+    config = quatsphere.load_preset(name)
+    weights = create_model(**config_to_dict(config)["model"]).state_dict()
+    assert sizes_misfit(config, weights) is None
+
+
+@pytest.mark.parametrize("width", [{}, {"budget": 9000}, {"budget": 9000, "value": "identity"}, {"dim": 24}])
+def test_runs_of_attention_are_loaded(tmp_path: Path, width: dict[str, Any]) -> None:
+    model = AttentionConfig(
+        **{"base_vertices": 16, "shells": 2, "neighbours": 4, "layout": "plane", "plane_rows": 4} | width
+    )
+    tiny_run(tmp_path / "run", dataclasses.replace(tiny_config(epochs=1), model=model))
+    trained = load(tmp_path / "run")
+    assert trained.evaluate().report() == trained.result["test"]
+    settings = read_yaml(tmp_path / "run" / "config.yaml")
+    settings["model"] |= {"dim": None, "budget": 1 << 60}
+    write_yaml(tmp_path / "run" / "config.yaml", settings)
+    with pytest.raises(CheckpointError, match=r"is damaged \(its budget of .* is not that of these weights"):
         load(tmp_path / "run")
 
 

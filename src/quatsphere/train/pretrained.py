@@ -139,6 +139,7 @@ def sizes_misfit(config: RunConfig, weights: Mapping[str, Tensor]) -> str | None
     model: Any = config.model
     if getattr(model, "shells", 0) > MOST_SHELLS:
         return f"{model.shells} shells, the limit is {MOST_SHELLS}"
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
     expected: dict[str, tuple[int, ...]]
     if isinstance(model, ResNet20Config):
         expected = {"stem.weight": (model.width, model.in_channels, 3, 3)}
@@ -146,12 +147,16 @@ def sizes_misfit(config: RunConfig, weights: Mapping[str, Tensor]) -> str | None
     elif model.name == "linear":
         expected = {"classifier.weight": (model.num_classes, 25 * model.base_vertices * model.in_channels)}
     else:
+        dim = model.dim
+        if dim is None:  # the width is solved from the budget; the next one has at most about four times the parameters
+            dim = shapes.get("embed.projection.weight", (0,))[0]
+            if (model.budget or 0) > 5 * sum(value.numel() for value in weights.values()):
+                return f"its budget of {model.budget:,} parameters is not that of these weights"
         expected = {
-            "embed.projection.weight": (model.dim, 25 * model.in_channels),
-            "classifier.weight": (model.num_classes, model.dim),
+            "embed.projection.weight": (dim, 25 * model.in_channels),
+            "classifier.weight": (model.num_classes, dim),
             "layout.shells.0.positions": (model.base_vertices, 3 if model.layout == "sphere" else 2),
         }
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
     wrong = next((name for name, shape in expected.items() if shapes.get(name) != shape), None)
     if wrong is None and hasattr(model, "rounds"):
         last = [f"layout.shells.{model.shells - 1}.", *([f"rounds.{model.rounds - 1}."] if model.rounds else [])]
