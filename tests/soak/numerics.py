@@ -245,7 +245,7 @@ def compiled_models(trials: Trials) -> None:
 
 @promise("ONNX files name the classes of their models, logits within 1e-4, on 1,000 CIFAR-10 test images", 4000, 105)
 def exported_models(trials: Trials) -> None:
-    """The four shipped models of CIFAR-10."""
+    """Four shipped models of CIFAR-10."""
     root = os.environ.get("QUATSPHERE_DATA")
     if root is None or not (Path(root) / "cifar10.zip").is_file():
         pytest.skip("QUATSPHERE_DATA does not point to a folder with cifar10.zip")
