@@ -2,9 +2,9 @@
 
     python benchmarks/paired_steps.py OLD/src NEW/src --size lite study
 
-Each tree runs in a process of its own; the two take turns step by step, so a slow change of the machine's speed
-cancels. With one thread the processor time counts. If an older commit needs packages that are no longer installed, name
-their folder after a colon, as in PYTHONPATH.
+Each tree runs in a separate process. The two take turns step by step, so slow changes of the machine's speed cancel.
+With one thread the processor time counts. If an older commit needs packages that are no longer installed, name their
+folder after a colon, as in PYTHONPATH.
 """
 
 from __future__ import annotations

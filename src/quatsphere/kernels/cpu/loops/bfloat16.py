@@ -13,7 +13,7 @@ from quatsphere.kernels.cpu.loops.jit import host_has, instruction
 from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, Vector, ir, shuffle_mask, vector_type
 
 PAIR_VECTOR = Vector(types.float32, WIDE_LANES)
-"""Sixteen pairs in a register; the lanes are no numbers."""
+"""Sixteen pairs in a register. A lane is a pair, not a number in float32."""
 NARROW = ir.VectorType(BFloat(), 2 * WIDE_LANES)
 WIDE = vector_type(types.float32, WIDE_LANES)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from quatsphere.kernels.cpu.loops.bfloat16 import add_products, adjacent_pairs, lane_pairs
 from quatsphere.kernels.cpu.loops.elementwise import short_gelu_with_slope
-from quatsphere.kernels.cpu.loops.hamilton_products import write_four
+from quatsphere.kernels.cpu.loops.hamilton_products import load_four, write_four
 from quatsphere.kernels.cpu.loops.jit import inlined
 from quatsphere.kernels.cpu.loops.simd import WIDE_LANES, broadcast_wide, load_wide, shifted, splat, store
 
@@ -84,17 +84,6 @@ def add_column(sums, x, at, step, right):
 
 
 @inlined
-def four_vectors(table, at):
-    """Four adjacent vectors."""
-    return (
-        load_wide(table, at),
-        load_wide(table, at + WIDE_LANES),
-        load_wide(table, at + 2 * WIDE_LANES),
-        load_wide(table, at + 3 * WIDE_LANES),
-    )
-
-
-@inlined
 def gelu_of_four(sums):
     """(gelu, its slope) of four vectors."""
     a, b = short_gelu_with_slope(sums[0]), short_gelu_with_slope(sums[1])
@@ -133,7 +122,7 @@ def activate_wide(x, up, pairs, tokens, width, into):
             none = (zero, zero, zero, zero)
             a, b, c, d = none, none, none, none
             for pair in range(pairs):
-                weights = four_vectors(up, pair * width + column)
+                weights = load_four(up, pair * width + column, WIDE_LANES)
                 a = add_row(a, x, at + pair, weights)
                 b = add_row(b, x, at + pairs + pair, weights)
                 c = add_row(c, x, at + 2 * pairs + pair, weights)
@@ -154,10 +143,10 @@ def activate_with_gradient(block, weights, pairs, tokens, width):
             none = (zero, zero, zero, zero)
             a, b, c, d = none, none, none, none
             for pair in range(pairs):
-                up = four_vectors(weights.up, pair * width + column)
+                up = load_four(weights.up, pair * width + column, WIDE_LANES)
                 a = add_row(a, block.x_pairs, at + pair, up)
                 b = add_row(b, block.x_pairs, at + pairs + pair, up)
-                down = four_vectors(weights.down_conj, pair * width + column)
+                down = load_four(weights.down_conj, pair * width + column, WIDE_LANES)
                 c = add_row(c, block.gradient_pairs, at + pair, down)
                 d = add_row(d, block.gradient_pairs, at + pairs + pair, down)
             (a, slope), (b, next_slope) = gelu_of_four(a), gelu_of_four(b)
@@ -192,7 +181,7 @@ def multiply_narrow(x, weights, pairs, tokens, columns, out):
 @inlined
 def accumulate_four(into, at, four):
     """into[at:] += four adjacent vectors."""
-    before = four_vectors(into, at)
+    before = load_four(into, at, WIDE_LANES)
     sums = before[0] + four[0], before[1] + four[1], before[2] + four[2], before[3] + four[3]
     write_four(store, into, at, WIDE_LANES, sums)
 
@@ -206,7 +195,7 @@ def add_outer_pairs(narrow, row, tokens, wide, width, sums):
             none = (zero, zero, zero, zero)
             a, b, c, d = none, none, none, none
             for pair in range(tokens // 2):
-                right, at = four_vectors(wide, pair * width + column), pair * row + channel
+                right, at = load_four(wide, pair * width + column, WIDE_LANES), pair * row + channel
                 a = add_row(a, narrow, at, right)
                 b = add_row(b, narrow, at + 1, right)
                 c = add_row(c, narrow, at + 2, right)
